@@ -21,7 +21,7 @@ TensorSpec = tf.TensorSpec
 
 
 class BoundedTensorSpec(tf_private.BoundedTensorSpec):
-    """TensorFlow's BoundedTensorSpec, with an equality that is exact and knows the kind of space.
+    """TensorFlow's BoundedTensorSpec, with exact equality that includes the kind of space.
 
     Bounds are inclusive, of the spec's dtype, and broadcast to its shape; for floats they may be
     infinite.
@@ -56,7 +56,7 @@ class BoundedTensorSpec(tf_private.BoundedTensorSpec):
 
 
 class DiscreteSpec(BoundedTensorSpec):
-    """One of `num_values` integers beginning with `start`; a scalar."""
+    """A scalar: one of `num_values` integers from `start` on."""
 
     def __init__(
         self, num_values: Any, start: Any = 0, dtype: Any = tf.int64, name: str | None = None
@@ -91,7 +91,7 @@ class DiscreteSpec(BoundedTensorSpec):
 
 
 class MultiDiscreteSpec(BoundedTensorSpec):
-    """An array of integers, element i one of `nvec[i]` values beginning with `start[i]`."""
+    """An array of integers; element i is one of `nvec[i]` values from `start[i]` on."""
 
     def __init__(
         self, nvec: Any, start: Any = None, dtype: Any = tf.int64, name: str | None = None
@@ -99,7 +99,7 @@ class MultiDiscreteSpec(BoundedTensorSpec):
         """Makes the spec.
 
         Args:
-          nvec: Counts of values, of the shape of the spec.
+          nvec: Numbers of values, with the shape of the spec.
           start: The smallest values, of the same shape; None for zeros.
           dtype: An integer dtype.
           name: A name, or None.
@@ -123,14 +123,14 @@ class MultiDiscreteSpec(BoundedTensorSpec):
 
 
 class BinarySpec(BoundedTensorSpec):
-    """An array of bits, as a gymnasium MultiBinary space has them."""
+    """An array of bits, like gymnasium's MultiBinary space."""
 
     def __init__(self, shape: Any, dtype: Any = tf.int8, name: str | None = None):
         """Makes the spec.
 
         Args:
-          shape: Its shape; an int for one axis. gymnasium tells `MultiBinary(4)` from
-            `MultiBinary((4,))`, and so do specs.
+          shape: Its shape; an int for one axis. Like gymnasium, specs distinguish `MultiBinary(4)`
+            from `MultiBinary((4,))`.
           dtype: An integer dtype.
           name: A name, or None.
         """
@@ -140,7 +140,7 @@ class BinarySpec(BoundedTensorSpec):
 
     @property
     def n(self) -> int | tuple[int, ...]:
-        """The shape, as gymnasium's MultiBinary has it: an int if it was given as one."""
+        """The shape in gymnasium's form: an int if it was given as one."""
         shape = tuple(self.shape.as_list())
         return shape[0] if self._flat else shape
 
@@ -156,7 +156,7 @@ class BinarySpec(BoundedTensorSpec):
 
 @struct.logic_dataclass
 class EnvSpec(struct.Struct):
-    """What an agent has to know of an environment.
+    """The properties of an environment that an agent needs.
 
     Attributes:
       observation: Nest of specs of one observation.
@@ -188,13 +188,13 @@ def is_spec(value: Any) -> bool:
 
 
 def is_discrete(spec: Any) -> bool:
-    """Tells whether a leaf takes finitely many values: an integer (or bool) spec with bounds."""
+    """Tells whether a leaf is discrete: an integer (or bool) spec with bounds."""
     finite = spec.dtype.is_integer or spec.dtype.is_bool
     return finite and isinstance(spec, tf_private.BoundedTensorSpec)
 
 
 def num_actions(spec: Any) -> int:
-    """Returns how many values a scalar discrete action spec has.
+    """Returns the number of values of a scalar discrete action spec.
 
     Raises:
       UserError: If the spec is not one scalar discrete leaf.
@@ -277,7 +277,7 @@ def _sample_leaf(spec: tf.TensorSpec, key: tf.Tensor, batch_shape: list[int]) ->
         return _sample_integer(key, shape, low, high, spec.dtype)
     low64, high64 = low.astype(np.float64), high.astype(np.float64)
     has_low, has_high = np.isfinite(low64), np.isfinite(high64)
-    # Bounds of 1e30 stand for none, and their difference would overflow.
+    # Bounds of 1e30 mean unbounded, and their difference would overflow.
     has_low, has_high = has_low & (low64 > -1e30), has_high & (high64 < 1e30)
     keys = tf.unstack(seeding.split(key, 2))
     # In float64, so that rounding does not depend on how a compiler fuses multiply and add.
@@ -365,7 +365,7 @@ def to_space(spec: Nest) -> Any:
       A gymnasium space.
 
     Raises:
-      UserError: For a leaf that is no spec, or has no gymnasium dtype; the message has its path.
+      UserError: For a leaf that is not a spec or has no gymnasium dtype, with its path.
     """
     return _to_space(spec, "")
 
@@ -374,7 +374,7 @@ def _to_space(spec: Nest, path: str) -> Any:
     from gymnasium import spaces
 
     if isinstance(spec, Mapping):
-        # Of a plain dict gymnasium would sort the keys.
+        # gymnasium would sort the keys of a plain dict.
         return spaces.Dict(OrderedDict((k, _to_space(s, _join(path, k))) for k, s in spec.items()))
     if isinstance(spec, tuple | list):
         return spaces.Tuple([_to_space(s, _join(path, i)) for i, s in enumerate(spec)])

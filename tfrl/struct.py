@@ -1,9 +1,9 @@
-"""Frozen dataclasses that are nests, an attribute-access dict, and arithmetic on nests.
+"""Frozen dataclasses as nests, a dict with attribute access, and arithmetic on nests.
 
 A `struct.dataclass` is TensorFlow's pytree dataclass with static fields: it goes through
 `tf.nest`, `tf.function` (argument and result), `tf.while_loop`, `tf.data` and `strategy.run`.
 Fields are nests of tensors unless declared `field(static=True)`; a None field is an empty subtree.
-Changing a value never retraces a `tf.function`, changing a static field does.
+A new value never retraces a `tf.function`; a new static field does.
 
 A `struct.logic_dataclass` is the same for objects that hold logic (agents, environments,
 evaluators, optimizers): its fields are static unless declared otherwise, its `__post_init__` may
@@ -50,7 +50,7 @@ def derived(*, init: Literal[False] = False) -> Any:
     """Declares a field of a `logic_dataclass` that its `__post_init__` computes and sets.
 
     Args:
-      init: Always False; it tells type checkers that the field is no argument.
+      init: Always False; tells type checkers that the field is not an argument.
     """
     return dataclasses.field(
         init=init, repr=False, compare=False, metadata={_STATIC: True, _DERIVED: True}
@@ -58,7 +58,7 @@ def derived(*, init: Literal[False] = False) -> Any:
 
 
 class _Derived:
-    """Derived values inside metadata: they follow from the other fields, so they never differ."""
+    """Derived values inside metadata; always equal, since the other fields determine them."""
 
     def __init__(self, values: tuple[Any, ...]):
         self.values = values
@@ -75,7 +75,7 @@ class _Derived:
 
 @dataclasses.dataclass(frozen=True)
 class _Metadata:
-    """What a trace depends on: static values with their types, and which fields are empty."""
+    """The key of a trace: static values with their types, and the empty fields."""
 
     static: tuple[Any, ...]
     types: tuple[Any, ...]
@@ -102,7 +102,7 @@ def _types_of(value: Any) -> Any:
 
 
 def _check_static(owner: type, name: str, value: Any) -> None:
-    """Refuses arrays and tensors as static values: they cannot tell traces apart by `==`."""
+    """Rejects arrays and tensors as static values: `==` cannot distinguish their traces."""
     if isinstance(value, np.ndarray | tf.Tensor | tf.Variable):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field: expected a Python value that can be "
@@ -139,7 +139,7 @@ def _flatten(self: Any) -> tuple[_Metadata, tuple[Any, ...]]:
     layout: _Layout = type(self)._tfrl_layout
     values = [_as_leaf(getattr(self, n)) for n in layout.dynamic]
     static = tuple(getattr(self, n) for n in layout.static)
-    # Autograph fills the leaves of a nest with None for a while: those are no empty fields.
+    # Autograph temporarily fills the leaves of a nest with None: these are not empty fields.
     empty = self.__dict__.get(_EMPTY, tuple(v is None for v in values))
     metadata = _Metadata(
         static=static,
@@ -214,8 +214,8 @@ def _wrap_init(cls: type, own_init: bool) -> None:
     """Checks static values after `__init__`, and opens derived fields during it."""
     init = cls.__init__  # type: ignore[misc]
     layout: _Layout = cls._tfrl_layout  # type: ignore[attr-defined]
-    # Where fields are all there is, one update of __dict__ does what the generated function does:
-    # environments on the host make a record at every step.
+    # Without other logic, one update of __dict__ replaces the generated function: host environments
+    # make a record at every step.
     simple = not (own_init or layout.derived or hasattr(cls, "__post_init__"))
     every = frozenset((*layout.static, *layout.dynamic)) if simple else None
 
@@ -239,7 +239,7 @@ def _wrap_init(cls: type, own_init: bool) -> None:
                     "__post_init__ did not set it."
                 )
 
-    # What reads parameters without following wrappers, as gin does, sees them too.
+    # For code that reads parameters without following wrappers, such as gin.
     checked_init.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     cls.__init__ = checked_init  # type: ignore[misc]
 
@@ -303,20 +303,20 @@ def dataclass(cls: type[T]) -> type[T]:
 def logic_dataclass(cls: type[T]) -> type[T]:
     """Makes an immutable object of logic: fields are static unless declared `static=False`.
 
-    `__post_init__` may set the fields declared with `derived()`; `.replace(...)` computes them
-    anew. Objects with equal fields are equal and share traces.
+    `__post_init__` may set the fields declared with `derived()`; `.replace(...)` recomputes them.
+    Objects with equal fields are equal and share traces.
 
     Args:
       cls: A class with annotated fields.
 
     Returns:
-      The same class as a nest (of no leaves, when all its fields are static).
+      The same class as a nest (without leaves if all fields are static).
     """
     return _build(cls, static_default=True)
 
 
 def _converted(value: Any) -> Any:
-    """A value as a TensorDict holds it."""
+    """A value in the form stored in a TensorDict."""
     if isinstance(value, Mapping) and not isinstance(value, TensorDict):
         return TensorDict(value)
     if type(value) in (tuple, list):
@@ -332,13 +332,13 @@ class TensorDict(dict):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Takes what `dict` takes; nested mappings become TensorDicts."""
+        """Takes the arguments of `dict`; nested mappings become TensorDicts."""
         super().__init__()
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
     def __missing__(self, key: Any) -> Any:
-        """Raises a KeyError that knows the dict, as an AttributeError knows its object."""
+        """Raises a KeyError with a reference to the dict, like an AttributeError's `obj`."""
         error: Any = KeyError(key)
         error.obj = self
         raise error
@@ -348,7 +348,7 @@ class TensorDict(dict):
         super().__setitem__(key, _converted(value))
 
     def __or__(self, other: Mapping[str, Any]) -> "TensorDict":  # type: ignore[override]
-        """Returns a TensorDict of both, the items of `other` winning."""
+        """Returns a TensorDict of both; items of `other` take precedence."""
         return TensorDict({**self, **other})
 
     def __ior__(self, other: Any) -> "TensorDict":  # type: ignore[override,misc]
@@ -365,7 +365,7 @@ class TensorDict(dict):
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets the item `name`; not inside compiled code, nor a name that a dict's method has."""
+        """Sets the item `name`; an error inside compiled code or for names of dict methods."""
         if hasattr(dict, name) or name == "replace":
             raise AttributeError(
                 f"cannot assign TensorDict.{name}: it is a method. Use d[{name!r}] = ... for the "
@@ -440,7 +440,7 @@ def concat(nests: Sequence[Nest]) -> Nest:
 
 
 def values(nest: Nest) -> Nest:
-    """Returns the nest with every tf.Variable read into a tensor; None stays."""
+    """Returns the nest with every tf.Variable as a tensor; None stays None."""
     return None if nest is None else tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 

@@ -1,9 +1,9 @@
-"""Compiled functions by logic: traced once for all states of equal logic.
+"""Compiled functions that belong to logic: traced once for all states of equal logic.
 
-The first call traces a function with the variables of its state as captured inputs. For another
-state, the same trace is called with the handles of that state's variables. TensorFlow then only
-reads handles, which costs less than variables as arguments. Functions that capture variables (a
-Keras optimizer) work too.
+The first call traces a function, with that state's variables as captured inputs. A call for another
+state passes the handles of that state's variables instead. TensorFlow then only processes handles,
+which is faster than variables as arguments, and objects that capture their own variables (a Keras
+optimizer) need no changes.
 """
 
 import collections
@@ -23,7 +23,7 @@ from tfrl import tf_private
 
 Variables = Mapping[str, tf.Variable]
 
-# The number of logics whose traces are kept; the least recently used is dropped.
+# Number of logics with cached traces; the least recently used is evicted.
 _KEPT = 32
 _all: collections.OrderedDict[Hashable, "Traces"] = collections.OrderedDict()
 _lock = threading.Lock()
@@ -34,7 +34,7 @@ class Traces:
 
     Attributes:
       functions: `{name: TracedFunction}`.
-      notes: Results of tracing: names of metrics, compile modes.
+      notes: Facts found by tracing: names of metrics, compile modes.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class Traces:
     def bound(
         self, name: Hashable, make: Callable[[], Any], args: Any, variables: Variables
     ) -> "BoundFunction":
-        """Returns a function over the variables of a state; traces it if needed.
+        """Returns a function over the variables of a state; traces it at the first call.
 
         Args:
-          name: The function's name, with everything that its trace depends on beside the logic.
-          make: Makes the `tf.function` over these variables, if there is no trace yet.
+          name: The function's name, with everything besides the logic that its trace depends on.
+          make: Makes the `tf.function` over these variables if there is no trace.
           args: Arguments for the trace.
-          variables: All variables that it may use, by path.
+          variables: All variables that the function may use, by path.
         """
         name = (name, specs_of(args))
         traced = self.functions.get(name)
@@ -64,7 +64,7 @@ class Traces:
 
 
 def traces_of(key: Hashable) -> Traces:
-    """Returns the traces of the logic of a key, see `logic_key`."""
+    """Returns the traces for a `logic_key`."""
     with _lock:
         traces = _all.setdefault(key, Traces())
         _all.move_to_end(key)
@@ -74,27 +74,27 @@ def traces_of(key: Hashable) -> Traces:
 
 
 def forget_all() -> None:
-    """Drops all traces."""
+    """Removes all cached traces."""
     with _lock:
         _all.clear()
 
 
 class TracedFunction:
-    """A trace, with the variable of each captured input."""
+    """A trace, and the path of the variable behind each captured input."""
 
     def __init__(self, function: Any, args: Any, variables: Variables):
-        """Traces the function.
+        """Traces.
 
         Args:
           function: A `tf.function` that captures some of the variables.
           args: Its arguments, a tuple.
-          variables: The variables by path.
+          variables: By path.
         """
         self._concrete = function.get_concrete_function(*args)
         paths = {id(handle): place for place, handle in _handles(variables).items()}
         self._captured = list(self._concrete.captured_inputs)
         self._places = [paths.get(id(x)) for x in self._captured]
-        # Other captured inputs may belong to the state too: a constant from a seed, a table.
+        # Other captures may belong to the state too: a constant from a seed, a table.
         self.is_shareable = None not in self._places
         if self.is_shareable:
             for variable, handle in _owners(variables, set(self._places)):
@@ -114,32 +114,32 @@ class BoundFunction:
     """A trace over the variables of one state."""
 
     def __init__(self, concrete: Any, captured: list[tf.Tensor]):
-        """Takes a concrete function, and the tensors that replace its captured inputs."""
+        """Takes a concrete function and replacements for its captured inputs."""
         self._concrete, self._captured = concrete, captured
 
     def __call__(self, *args: Any) -> Any:
-        """Calls the function with arguments of the traced form."""
+        """Calls it with arguments of the traced structure."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         return self.flat([x for x in leaves if tf.is_tensor(x)])
 
     def flat(self, leaves: Sequence[tf.Tensor]) -> Any:
-        """Calls the function with the tensors of the arguments."""
+        """Calls it with the tensors of the arguments."""
         return tf_private.call_flat(self._concrete, leaves, self._captured)
 
     def direct(self) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-        """Returns `flat` for a function of lists, without TensorFlow's checks of each tensor."""
+        """Returns `flat` without TensorFlow's checks of each tensor, for functions of lists."""
         return tf_private.direct_call(self._concrete, self._captured)
 
 
 def specs_of(args: Any) -> Hashable:
-    """Returns a key for the form of arguments: structure, shapes and dtypes."""
+    """Returns a key of the arguments' structure, shapes and dtypes."""
     leaves = tf.nest.flatten(args, expand_composites=True)
     form = tf.nest.map_structure(lambda x: 0, args, expand_composites=True)
     return str(form), tuple((str(x.shape), x.dtype) if hasattr(x, "dtype") else x for x in leaves)
 
 
 def _handles(variables: Variables) -> dict[str, Any]:
-    """Returns the handles of variables by path; a variable of several replicas has several."""
+    """The handles of variables by path; a variable of several replicas has several."""
     handles = {}
     for path, variable in variables.items():
         several = getattr(variable, "values", None)
@@ -155,7 +155,7 @@ def _owners(variables: Variables, places: set[Any]) -> list[tuple[Any, Any]]:
 
 
 def _empty_with(variable: Any, handle: Any) -> None:
-    """Frees the memory of a handle when its variable ends, since the trace keeps the handle."""
+    """Frees a handle's memory together with its variable, since the trace keeps the handle."""
 
     def empty() -> None:
         with tf.init_scope():
@@ -167,7 +167,7 @@ def _empty_with(variable: Any, handle: Any) -> None:
 
 
 class _Same:
-    """Equal to another `_Same` of the same object; holds only a weak reference if possible."""
+    """Equal to another `_Same` of the same object; holds it weakly."""
 
     def __init__(self, value: Any):
         self._hash = id(value)
@@ -185,13 +185,13 @@ class _Same:
 
 
 def logic_key(value: Any) -> Hashable:
-    """Returns a key that is equal for objects of equal logic: equal fields, items and functions.
+    """Returns a key that is equal for objects of equal logic (fields, items, functions).
 
-    The method `logic`, if an object has one, returns its key. Objects without a definition of
-    equality are equal only to themselves.
+    For an object with a method `logic`, its result is the key. Objects without a definition of
+    equality equal only themselves.
     """
     if value is None or isinstance(value, str | bytes | numbers.Number):
-        return type(value), repr(value)  # since 1 == 1.0 == True
+        return type(value), repr(value)  # 1, 1.0 and True are equal
     if isinstance(value, Mapping):
         return type(value), tuple((logic_key(k), logic_key(v)) for k, v in value.items())
     if isinstance(value, tuple | list):
@@ -209,7 +209,7 @@ def logic_key(value: Any) -> Hashable:
     if callable(getattr(type(value), "logic", None)):
         return type(value), logic_key(value.logic())
     if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
-        fields = [f for f in dataclasses.fields(value) if f.init]  # other fields follow from these
+        fields = [f for f in dataclasses.fields(value) if f.init]  # the others follow from these
         return type(value), tuple((f.name, logic_key(getattr(value, f.name))) for f in fields)
     return _Same(value)
 

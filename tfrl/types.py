@@ -1,4 +1,4 @@
-"""The shared records. Every part of the library uses these names and no others."""
+"""The records that all parts of the library share."""
 
 import functools
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ Nest = Any
 
 @struct.dataclass
 class Trajectory(struct.Struct):
-    """Steps of experience, time-major `[T, B, ...]` (or any leading axes they are cut to).
+    """Steps of experience, time-major `[T, B, ...]` or with other leading axes.
 
-    Every field may be left out: a None is an empty subtree. `actions`, `rewards`, `dones` and
-    `extras` read the same under EvoRL's names, see `SampleBatch`.
+    Every field may be omitted: None is an empty subtree. `actions`, `rewards`, `dones` and `extras`
+    are EvoRL's names, see `SampleBatch`.
 
     Attributes:
       obs: o_t, a nest.
@@ -24,11 +24,11 @@ class Trajectory(struct.Struct):
       reward: r_t for that action, float32 `[T, B]`, or a dict of them.
       next_obs: The true successor o_{t+1}: the terminal observation, never the reset one.
       termination: bool `[T, B]`; the episode ended in a terminal state at this step.
-      truncation: bool `[T, B]`; the episode was cut at this step.
-      valid: bool `[T, B]`; False for a row that exists only because of an autoreset, or is frozen
-        after an end. Invalid rows count in no loss, statistic or counter. None: all are valid.
-      policy_extras: What the agent put into `ActionOutput.extras`, a nest.
-      env_extras: The `info` fields of the environment that were asked for, a dict.
+      truncation: bool `[T, B]`; the episode was truncated at this step.
+      valid: bool `[T, B]`; False for autoreset rows and for rows frozen after an episode end.
+        Losses, statistics and counters ignore invalid rows. None: all are valid.
+      policy_extras: The agent's `ActionOutput.extras`, a nest.
+      env_extras: The requested `info` fields of the environment, a dict.
     """
 
     obs: Nest = None
@@ -53,13 +53,13 @@ class Trajectory(struct.Struct):
 
     @property
     def dones(self) -> Any:
-        """Whether the episode ended at this step, in either way; None where that is not known."""
+        """Whether the episode ended at this step, in either way; None if unknown."""
         ends = [x for x in (self.termination, self.truncation) if x is not None]
         return functools.reduce(tf.logical_or, ends) if ends else None
 
     @property
     def extras(self) -> struct.TensorDict:
-        """`{"policy_extras": ..., "env_extras": ...}`, without what is left out."""
+        """`{"policy_extras": ..., "env_extras": ...}`, without omitted fields."""
         found = {"policy_extras": self.policy_extras, "env_extras": self.env_extras}
         return struct.TensorDict({name: x for name, x in found.items() if x is not None})
 
@@ -72,14 +72,14 @@ def SampleBatch(  # noqa: N802  EvoRL's record
     dones: Any = None,
     extras: Mapping[str, Nest] | None = None,
 ) -> Trajectory:
-    """Returns a `Trajectory` of the fields of EvoRL's `SampleBatch`, each of which may be left out.
+    """Returns a `Trajectory` from the fields of EvoRL's `SampleBatch`, all optional.
 
     Args:
       obs: o_t.
       actions: a_t.
       rewards: r_t, or a dict of them.
       next_obs: o_{t+1}.
-      dones: bool; becomes `termination`: what a time limit cut is told by `Trajectory` alone.
+      dones: bool; becomes `termination`: only `Trajectory` has truncations.
       extras: `policy_extras` and `env_extras`.
     """
     extras = dict(extras or {})
@@ -92,13 +92,13 @@ def SampleBatch(  # noqa: N802  EvoRL's record
 
 
 def obs_of(record: Nest) -> Nest:
-    """Returns the observation of a `Trajectory`; anything else is one."""
+    """Returns the observation of a `Trajectory`; other arguments are observations."""
     return record.obs if isinstance(record, Trajectory) else record
 
 
 @struct.dataclass
 class EnvState(struct.Struct):
-    """The state of a batch of environments, every leaf `[B, ...]` but the keys.
+    """The state of a batch of environments; every leaf is `[B, ...]` except keys.
 
     Attributes:
       env_state: The environment's own state, a nest; reset keys live here.
@@ -106,9 +106,9 @@ class EnvState(struct.Struct):
       reward: float32 `[B]` (or a dict of them) of the step that led here; 0 after a reset.
       termination: bool `[B]` of that step.
       truncation: bool `[B]` of that step.
-      info: A dict: `final_obs` (the true successor, at every step), `autoreset` (bool `[B]`, rows
-        that are invalid), `episode_return` (float32 `[B]`) and `episode_length` (int32 `[B]`),
-        which hold at the row where an episode ends, and what the environment adds.
+      info: A dict: `final_obs` (the true successor, at every step), `autoreset` (bool `[B]`,
+        invalid rows), `episode_return` (float32 `[B]`) and `episode_length` (int32 `[B]`), which
+        are valid in the last row of an episode, and items of the environment.
     """
 
     env_state: Nest
@@ -121,12 +121,12 @@ class EnvState(struct.Struct):
 
 @struct.dataclass
 class ActionOutput(struct.Struct):
-    """What an agent answers: actions `[B, ...]`, the next recurrent carry, and extras.
+    """An agent's output: actions `[B, ...]`, the next recurrent carry, and extras.
 
     Attributes:
       action: A nest that matches the action spec.
       carry: The recurrent state after this step, or None.
-      extras: A dict to be stored with the step, such as `log_prob`.
+      extras: A dict to store with the step, such as `log_prob`.
     """
 
     action: Nest
@@ -136,13 +136,13 @@ class ActionOutput(struct.Struct):
 
 @struct.dataclass
 class AgentState(struct.Struct):
-    """All of an agent that changes; leaves are tensors or tf.Variables.
+    """The changing part of an agent; leaves are tensors or tf.Variables.
 
     Attributes:
       params: A dict of named groups (`policy`, `value`; `actor`, `critic`, `log_alpha`).
-      target_params: Like some of `params`, for target networks, or None.
+      target_params: Target networks of some groups of `params`, or None.
       normalizer: Observation statistics, or None.
-      extra: Anything else that an agent carries, or None.
+      extra: Other state of an agent, or None.
     """
 
     params: dict[str, Any]
@@ -155,15 +155,15 @@ class AgentState(struct.Struct):
 class Transition(struct.Struct):
     """Items of a replay buffer to bootstrap from after k <= n steps; leaves `[N, ...]`.
 
-    The target of a value is `reward + discount * V(next_obs)`, whatever ended the item.
+    The value target is always `reward + discount * V(next_obs)`.
 
     Attributes:
       obs: o_t, a nest.
       action: a_t, a nest.
       reward: float32 `[N]`, the sum of gamma^j r_{t+j} over j < k.
       next_obs: o_{t+k}, the true successor: the terminal observation, never the reset one.
-      discount: float32 `[N]`, gamma^k; 0 where the last of the k steps terminated (and not where it
-        was truncated).
+      discount: float32 `[N]`, gamma^k; 0 if the last of the k steps terminated (but not if it was
+        truncated).
       extras: A dict of the stored `policy_extras` and `env_extras` of step t, or None.
       weight: float32 `[N]`, importance weights of prioritised sampling; None for uniform.
       index: int64 `[N]`, the item's number in its buffer, for `update_priorities`; or None.
@@ -181,12 +181,12 @@ class Transition(struct.Struct):
 
 @struct.dataclass
 class Sequences(struct.Struct):
-    """Items of a replay buffer that are consecutive steps of one episode each.
+    """Items of a replay buffer, each consecutive steps of one episode.
 
     Attributes:
-      steps: Leaves `[N, L, ...]`, batch-major. Rows behind an episode's end are not valid: rewards,
+      steps: Leaves `[N, L, ...]`, batch-major. Rows after an episode end are invalid: rewards,
         actions, flags and extras are zeros there, observations repeat the episode's last frame. The
-        last step of an episode that was left unfinished is truncated.
+        last step of an unfinished episode is truncated.
       state_in: The recurrent state stored with the first step, leaves `[N, ...]`, or None.
       weight: float32 `[N]`, importance weights of prioritised sampling; None for uniform.
       index: int64 `[N]`, the item's number in its buffer, for `update_priorities`; or None.

@@ -1,6 +1,6 @@
-"""Agents: static logic over an AgentState; one folder an algorithm.
+"""Agents: static logic over an AgentState; one folder per algorithm.
 
-The classes with the decorator `algorithm` are attributes of this package: `tfrl.agents.PPO`.
+Classes with the decorator `algorithm` are attributes of this package, e.g. `tfrl.agents.PPO`.
 """
 
 import importlib

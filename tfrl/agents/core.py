@@ -22,11 +22,11 @@ LossFn = Callable[
 
 
 # `{path of an action's leaf: (kind, {parameter: tensor [B, ...]})}`, path "." for the only leaf, or
-# where one distribution is that of all leaves in one vector.
+# for one distribution over all leaves as a vector.
 PolicyParameters = dict[str, tuple[str, dict[str, tf.Tensor]]]
 
-# Under this name a loss may add to its metrics `{group: nest like params[group]}`: after the step
-# the leaves that no gradient trains (`networks.split_leaves`) become what they are there.
+# A loss may add `{group: nest like params[group]}` to its metrics under this name: after the step
+# the untrained leaves (`networks.split_leaves`) get these values.
 PARAM_UPDATES = "param_updates"
 
 
@@ -36,9 +36,9 @@ class Update(struct.Struct):
 
     Attributes:
       name: Names the update's optimizer and metrics.
-      groups: The parameter groups that it trains; gradients flow to no other.
-      loss: `loss(params, state, batch, key) -> (loss, metrics)`; `params` holds all groups. An item
-        `PARAM_UPDATES` of the metrics holds new values of leaves that no gradient trains.
+      groups: The trained parameter groups; gradients flow to no others.
+      loss: `loss(params, state, batch, key) -> (loss, metrics)`; `params` holds all groups. The
+        metric `PARAM_UPDATES` holds new values of untrained leaves.
       every: Runs in every `every`-th learner step (TD3's delayed actor has 2).
     """
 
@@ -54,23 +54,23 @@ ExternalStep = Callable[[AgentState, Nest, tf.Tensor], dict[str, tf.Tensor]]
 
 @struct.logic_dataclass
 class ExternalUpdate(struct.Struct):
-    """An update that changes a module's state by itself: another library's training step.
+    """An update by another library's training step, which changes a module's state itself.
 
-    The Learner has no gradient, no optimizer and no clipping for it, and one replica only. It runs
-    at its place in the list of updates, counts as a learner step, and its changes are undone where
-    its loss or a parameter is not finite and the Learner checks that.
+    The Learner computes no gradients for it and has no optimizer or clipping; it supports one
+    replica. It runs at its place in the list of updates and counts as a learner step. With the
+    Learner's numeric check, a non-finite loss or parameter undoes its changes.
 
     Attributes:
       name: Names the update's metrics.
-      step: `step(state, batch, key) -> metrics`; the leaves of `state` are variables, which it
-        changes in place. Metrics are float scalars, `loss` among them. A leaf `mask` of the batch
-        marks the valid rows: the step uses it, or refuses it.
+      step: `step(state, batch, key) -> metrics`; it changes the variables in `state` in place.
+        Metrics are float scalars, including `loss`. A leaf `mask` of the batch marks the valid
+        rows: the step must use it or raise an error.
     """
 
     name: str
     step: ExternalStep
 
-    # As of `Update`: no parameters for an optimizer, and in every learner step.
+    # Like an `Update` without parameters for an optimizer, in every learner step.
     groups: ClassVar[tuple[str, ...]] = ()
     every: ClassVar[int] = 1
 
@@ -79,12 +79,12 @@ class ExternalUpdate(struct.Struct):
 OwnUpdate = ExternalUpdate
 
 
-# Hooks by their names of version 0.1, which are kept for one release.
+# Old names of hooks (version 0.1), kept for one release.
 OLD_HOOKS = {"observe": "update_normalizer", "adapt": "on_update_metrics"}
 
 
 def alias_old_hooks(cls: type) -> None:
-    """Lets a class have each hook that it defines under its old name and its new one."""
+    """Gives each hook that a class defines both its old and its new name."""
     for old, new in OLD_HOOKS.items():
         if new in vars(cls):
             setattr(cls, old, vars(cls)[new])
@@ -99,10 +99,10 @@ class Agent(abc.ABC):
     and `evaluate_actions` take observations, or a `Trajectory` for its `obs`.
 
     Attributes:
-      obs_spec: The nest of specs of one observation that it takes.
-      action_spec: The nest of specs of one action that it gives.
-      screen_metrics: The two or three metrics that the line of progress shows: the columns that
-        say first whether the algorithm is well.
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      screen_metrics: The two or three metrics of the progress line, the first to show problems of
+        the algorithm.
     """
 
     obs_spec: Nest
@@ -110,7 +110,7 @@ class Agent(abc.ABC):
     screen_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets the methods of a subclass take what the class says, see there."""
+        """Wraps a subclass' methods so that they take the arguments described above."""
         super().__init_subclass__(**kwargs)
         wrappers = {
             "init": _taking_specs,
@@ -143,7 +143,7 @@ class Agent(abc.ABC):
     def init_of(
         self, init: Callable[..., Any], obs_spec: Nest, action_spec: Nest, key: tf.Tensor
     ) -> Any:
-        """Returns the state of specs that are given with the key; `init` is the agent's own."""
+        """Returns the state for specs passed with the key; `init` is the agent's own."""
         for name, spec in (("obs_spec", obs_spec), ("action_spec", action_spec)):
             if spec != getattr(self, name):
                 raise UserError(
@@ -158,7 +158,7 @@ class Agent(abc.ABC):
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Explores: actions to collect experience with.
+        """Returns exploring actions for collecting experience.
 
         Args:
           state: The agent's state.
@@ -171,7 +171,7 @@ class Agent(abc.ABC):
     def evaluate_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
+        """Returns greedy actions for evaluation. Arguments as `compute_actions`."""
 
     @property
     def has_distribution(self) -> bool:
@@ -181,7 +181,7 @@ class Agent(abc.ABC):
     def policy_parameters(
         self, state: AgentState, obs: Nest, carry: Nest = None
     ) -> tuple[PolicyParameters, Nest]:
-        """Returns what the policy that does not explore is at observations, for exports.
+        """Returns the distribution parameters of the greedy policy, for exports.
 
         Args:
           state: The agent's state.
@@ -197,18 +197,18 @@ class Agent(abc.ABC):
     def exploration_parameters(
         self, state: AgentState, obs: Nest, carry: Nest = None
     ) -> PolicyParameters | None:
-        """Returns the distribution that `compute_actions` draws from, by default the policy's.
+        """Returns the parameters of `compute_actions`' distribution, by default the policy's.
 
-        Arguments as `policy_parameters`; None where the actions have no density.
+        Arguments as `policy_parameters`; None if the actions have no density.
         """
         return self.policy_parameters(state, obs, carry)[0]
 
     # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy`.
     learns_from_replay = False
-    # Whether it acts by more than the observation: it is given a `Trajectory` of `obs`, and of
-    # `reward`, `termination`, `truncation` and `env_extras` (the `info`) of the step before.
+    # Whether acting needs more than the observation: a `Trajectory` of `obs`, and of `reward`,
+    # `termination`, `truncation` and `env_extras` (the `info`) of the previous step.
     takes_records = False
-    # Passes over a rollout and gradient steps of a pass, the defaults of a workflow.
+    # Default epochs and minibatches per epoch of a workflow.
     epochs_and_minibatches = (4, 4)
 
     def random_actions(
@@ -229,11 +229,11 @@ class Agent(abc.ABC):
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Turns experience `[T, B, ...]` into the batch of the losses, rows flat `[T * B, ...]`.
+        """Turns experience `[T, B, ...]` into the losses' batch, with rows `[T * B, ...]`.
 
         Args:
-          state: The state that acted; its normaliser is the one of the behaviour log-probs.
-          trajectory: Experience of one rollout; `valid` may be None when all rows are.
+          state: The behaviour state; the behaviour log-probs used its normaliser.
+          trajectory: Experience of one rollout; `valid` may be None if all rows are valid.
 
         Returns:
           The batch, and metrics of the full rollout, `{name: scalar}`.
@@ -241,55 +241,55 @@ class Agent(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
 
     def num_rows(self, rollout_length: int, num_envs: int) -> int:
-        """Returns how many rows `learner_batch` makes of a rollout `[T, B]`; T * B by default."""
+        """Returns the number of rows `learner_batch` makes of `[T, B]`; by default T * B."""
         return rollout_length * num_envs
 
     def update_normalizer(self, state: AgentState, trajectory: Trajectory) -> AgentState:
-        """Returns the state with the statistics of new experience merged in, after the update."""
+        """Returns the state with statistics of the new experience; called after the update."""
         return state
 
     def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `update_normalizer` changes, int64; None without."""
+        """Returns the number of values that `update_normalizer` clips, int64; None without it."""
         return None
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Runs inside the compiled call before the gradient steps of one learner update.
 
         Args:
-          state: Values; `params` must be returned as they are.
-          timesteps: int64 scalar, `env_steps` so far; schedules are driven by it.
+          state: Values; `params` must be returned unchanged.
+          timesteps: int64 scalar, `env_steps` so far; drives schedules.
         """
         return state
 
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
-        """As `before_update`, after the gradient steps; target networks live here."""
+        """As `before_update`, but after the gradient steps; updates target networks."""
         return state
 
     def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
         """Returns whether `after_update` is called in this update, a bool; None for always.
 
-        Where it is not, nothing is read or written for it. Arguments as `before_update`;
-        `on_update_metrics` has run.
+        Otherwise nothing is read or written for it. Arguments as `before_update`; it runs after
+        `on_update_metrics`.
         """
         return None
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
-        """As `before_update`, after the gradient steps and before `after_update`.
+        """As `before_update`, but after the gradient steps and before `after_update`.
 
         Args:
           state: Values.
-          metrics: Those of the losses, the means over the minibatches of this update, named as
-            in the results of the Learner.
+          metrics: The losses' metrics, means over this update's minibatches, with the names in the
+            Learner's results.
         """
         return state
 
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
-        """Returns a minibatch as the losses take it; no gradient flows through this.
+        """Returns a minibatch in the losses' form; no gradient flows through this method.
 
-        Functions of all rows of a minibatch, such as normalised advantages, belong here: under
-        several replicas each holds a part of the rows only, and a loss cannot reduce over them.
+        Functions of all rows of a minibatch, such as normalised advantages, belong here: with
+        several replicas each has only a part of the rows, and a loss cannot reduce over replicas.
 
         Args:
           state: Values.
@@ -300,17 +300,17 @@ class Agent(abc.ABC):
 
     @property
     def may_stop(self) -> bool:
-        """Whether `should_stop` may ever stop; where it may not, an update carries no flag."""
+        """Whether `should_stop` may ever stop; if not, an update carries no flag."""
         return type(self).should_stop is not Agent.should_stop
 
     def should_stop(self, metrics: dict[str, tf.Tensor]) -> tf.Tensor | None:
-        """Says by the metrics of a minibatch whether to take no more gradient steps on this batch.
+        """Decides from a minibatch's metrics whether to stop the gradient steps on this batch.
 
         Args:
-          metrics: Those of the loss; the step of this minibatch is not taken either.
+          metrics: The loss's metrics; this minibatch's step is not taken either.
 
         Returns:
-          A bool scalar tensor, or None when the agent never stops early.
+          A bool scalar tensor, or None if the agent never stops early.
         """
         return None
 
@@ -319,7 +319,7 @@ alias_old_hooks(Agent)
 
 
 def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an `init` that also takes specs before the key; they must be those of the agent."""
+    """Returns an `init` that also takes specs before the key; they must equal the agent's."""
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) == 1:
@@ -331,7 +331,7 @@ def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_records(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that acts, of which the observations may be a `Trajectory`."""
+    """Returns an acting method that also accepts a `Trajectory` as observations."""
 
     def wrapped(self: Any, state: Any, obs: Nest, *args: Any, **kwargs: Any) -> Any:
         return act(self, state, obs if self.takes_records else obs_of(obs), *args, **kwargs)
@@ -342,8 +342,8 @@ def _taking_records(act: Callable[..., Any]) -> Callable[..., Any]:
 def _named_like(method: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a wrapper the name and the signature of a method.
 
-    Without `__wrapped__`: where a bound method is an argument of a tf.function, TensorFlow would
-    take the method that it wraps, unbound.
+    Without `__wrapped__`: for a bound method as an argument of a tf.function, TensorFlow would use
+    the wrapped method, unbound.
     """
     functools.update_wrapper(wrapped, method)
     wrapped.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
@@ -352,13 +352,13 @@ def _named_like(method: Callable[..., Any], wrapped: Callable[..., Any]) -> Call
 
 
 class NormalizingAgent(Agent):
-    """An agent whose networks see observations normalised by running statistics, where it is asked.
+    """An agent whose networks optionally see observations normalised by running statistics.
 
     Attributes:
       normalize_obs: Whether observations are normalised.
-      obs_clip: Bound of a normalised observation.
-      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
-        that members of a population may differ in them.
+      obs_clip: Clipping bound of normalised observations.
+      hyperparameters: Names of settings, among `in_state`, that become leaves of the state
+        (`extra`), so that members of a population may differ in them.
     """
 
     normalize_obs: bool
@@ -379,27 +379,27 @@ class NormalizingAgent(Agent):
         )
 
     def setting(self, state: AgentState | None, name: str) -> Any:
-        """Returns a setting of a state: its own leaf where `hyperparameters` names it."""
+        """Returns a setting, from the state's leaf if `hyperparameters` names it."""
         own = state is not None and name in self.hyperparameters
         return state.extra[name] if own else getattr(self, name)  # type: ignore[union-attr]
 
     def normalized(self, state: AgentState, obs: Nest) -> Nest:
-        """Returns observations as the networks see them, action masks still among them."""
+        """Returns normalised observations, with action masks unchanged."""
         if not self.normalize_obs:
             return obs
         normalized = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
-        # A mask of floats must stay what it is.
+        # A float mask must not be normalised.
         return normalized if split_mask(obs)[1] is None else {**normalized, MASK: obs[MASK]}
 
     def update_normalizer(self, state: AgentState, trajectory: Trajectory) -> AgentState:
-        """Merges the observations of new experience into the statistics, used from then on."""
+        """Merges the observations of new experience into the statistics."""
         if not self.normalize_obs:
             return state
         merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
         return state.replace(normalizer=merged)
 
     def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `update_normalizer` takes as others than they are."""
+        """Returns the number of values that `update_normalizer` clips."""
         if not self.normalize_obs:
             return None
         return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
@@ -413,10 +413,10 @@ _listeners: list[Callable[[Any], None]] = []
 
 
 def algorithm(cls: A) -> A:
-    """Registers an agent class under its name, a decorator above `struct.logic_dataclass`.
+    """Registers an agent class under its name; a decorator above `struct.logic_dataclass`.
 
-    Gin files may then name it (`OnPolicyWorkflow.agent = @MyAgent`), `tfrl.MyAgent` is the class,
-    messages list it, and checkpoints may name it (see `tfrl.loadable`).
+    Gin files can then name it (`OnPolicyWorkflow.agent = @MyAgent`), `tfrl.MyAgent` is the class,
+    error messages list it, and checkpoints may name it (see `tfrl.loadable`).
 
     Args:
       cls: A subclass of `Agent` whose constructor takes `obs_spec` and `action_spec`.
@@ -430,12 +430,12 @@ def algorithm(cls: A) -> A:
 
 
 def on_algorithm(listener: Callable[[Any], None]) -> None:
-    """Calls a function with every algorithm, those that are registered later too."""
+    """Calls a function with every algorithm, also with ones registered later."""
     _listeners.append(listener)
     for cls in list(ALGORITHMS.values()):
         listener(cls)
 
 
 def algorithm_names(*, from_replay: bool) -> str:
-    """Returns the names of the algorithms that learn from replay, or of those that do not."""
+    """Returns the names of the algorithms that learn from replay, or of all others."""
     return ", ".join(n for n, cls in ALGORITHMS.items() if cls.learns_from_replay == from_replay)

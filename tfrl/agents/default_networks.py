@@ -1,4 +1,4 @@
-"""The networks that agents make when they are given none."""
+"""The default networks of agents."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,10 @@ def default_torso(
     https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
 
     Args:
-      obs_spec: The nest of specs of what the network sees.
-      hidden: Units of the MLP's layers; the Nature-CNN has sizes of its own.
+      obs_spec: The nest of specs of the network's input.
+      hidden: Layer sizes of the MLP; the Nature-CNN has fixed sizes.
       obs_key: The item of the observation that it takes; None for all of it.
-      activation: The MLP's.
+      activation: The MLP's activation.
     """
     if sees_image(obs_spec, obs_key):
         return networks.make_torso(obs_spec, obs_key=obs_key)
@@ -36,7 +36,7 @@ def default_torso(
 
 
 def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> networks.Network:
-    """A linear head of gain 0.01, for continuous actions with a free log-std.
+    """A linear head of gain 0.01; for continuous actions with a state-independent log-std.
 
     Source: Huang et al. 2022, detail 2 and of continuous actions 1 to 4,
     https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
@@ -47,7 +47,7 @@ def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> ne
 
 
 def with_memory(torso: networks.Torso, cell: str | None, size: int) -> networks.Torso:
-    """Puts a recurrent cell behind a torso, unless `cell` is None."""
+    """Adds a recurrent cell after a torso, unless `cell` is None."""
     if cell is None:
         return torso
     return networks.RecurrentTorso(body=torso, cell=cell, size=size)
@@ -79,16 +79,16 @@ def make_critic(
     head: Callable[[networks.Torso], networks.Network | None] = lambda torso: None,
     **ensemble: Any,
 ) -> networks.CriticEnsemble:
-    """Critics of an observation and an action, or with `num_actions` of an observation alone.
+    """Critics Q(o, a), or with `num_actions` Q(o, .).
 
     Args:
       torso: The torso, which takes the critics' input; None for a ReLU MLP.
       obs_spec: The nest of specs of the networks' input.
-      num_actions: How many discrete actions; None for continuous ones.
+      num_actions: Number of discrete actions; None for continuous ones.
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
       network: A full critic, which replaces the torso; or None.
-      head: Makes one critic of a torso; None from it for one of a single value (for each action).
+      head: Makes one critic from a torso, or returns None for a single value (per action).
       **ensemble: Fields of `CriticEnsemble`.
     """
     if network is not None:
@@ -103,7 +103,7 @@ def make_critic(
 
 
 def check_critic(agent: Any, network: networks.Network, input_spec: Nest) -> None:
-    """Raises a UserError for a critic network that gives something else than the agent takes."""
+    """Raises a UserError for a critic network with a wrong output."""
     name, normalize = f"{type(agent).__name__}.critic_network", agent.normalize_obs
     if agent.discrete:
         number = specs.num_actions(agent.action_spec)

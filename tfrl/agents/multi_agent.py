@@ -1,4 +1,4 @@
-"""Several policies acting together: one joint agent for the rollout, one module each to learn."""
+"""Several policies in one environment: a joint agent for rollouts, one module per policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tfrl.envs.multi_agent import agent_flags
 from tfrl.errors import UserError, did_you_mean
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
-# agent_id -> module_id; None for one module for all, or one of each agent's own name.
+# agent_id -> module_id; None for one shared module, or modules named after the agents.
 PolicyMapping = Callable[[str], str] | Mapping[str, str] | None
 States = dict[str, AgentState]
 
@@ -19,7 +19,7 @@ States = dict[str, AgentState]
 def map_agents(
     obs_spec: Nest, action_spec: Nest, policies: Mapping[str, Any], mapping: PolicyMapping
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Agent]]:
-    """Maps agents to modules and constructs the modules that are functions.
+    """Maps agents to modules and constructs modules given as functions.
 
     Args:
       obs_spec: `{agent_id: nest of specs}`.
@@ -32,8 +32,8 @@ def map_agents(
 
     Raises:
       UserError: For specs that are not keyed by agent id, agents without a module, unknown modules,
-        modules without an agent, and specs that differ among the agents of a module or from the
-        module's own. Each names all that are wrong.
+        modules without an agent, and specs that differ among a module's agents or from the module's
+        own. Each error lists all problems.
     """
     _check_specs(obs_spec, action_spec)
     if not isinstance(policies, Mapping) or not policies:
@@ -123,7 +123,7 @@ def _module_of(agent_id: str, module_ids: tuple[str, ...], mapping: PolicyMappin
 
 
 def _check_equal(m: str, ids: tuple[str, ...], obs_spec: Nest, action_spec: Nest) -> None:
-    """The agents of a module must see and do things of one shape."""
+    """Checks that the agents of a module have equal specs."""
     for name, spec in (("observation", obs_spec), ("action", action_spec)):
         leaves = {a: struct.paths(spec[a]) for a in ids}
         others = [a for a in ids if leaves[a] != leaves[ids[0]]]
@@ -161,21 +161,21 @@ def _check_module(m: str, agent: Any, agent_id: str, obs_spec: Nest, action_spec
 class MultiAgent(Agent):
     """Lets the policies of several modules act in one environment with several agents.
 
-    A policy is an ordinary agent, such as `PPO`; `policy_mapping_fn` chooses which one acts for
-    which agent. One module for all is a shared policy, one each is independent learning (IPPO: de
-    Witt et al. 2020, https://arxiv.org/abs/2011.09533). The agents of a module go through it
-    together, as one batch. The state is `{module_id: AgentState}`, so that a Learner of `modules`
-    trains it: `learner_batch` gives its batch.
+    A policy is an ordinary agent, such as `PPO`; `policy_mapping_fn` assigns a policy to each
+    agent. One module for all agents is a shared policy, one per agent is independent learning
+    (IPPO: de Witt et al. 2020, https://arxiv.org/abs/2011.09533). A module processes its agents as
+    one batch. The state is `{module_id: AgentState}`; a Learner of `modules` trains it with the
+    batch of `learner_batch`.
 
     Attributes:
       obs_spec: `{agent_id: nest of specs}`, the environment's.
       action_spec: `{agent_id: nest of specs}`, the environment's.
-      policies: `{module_id: agent}`; or functions (such as the class) that make the agent from
-        `obs_spec` and `action_spec` of the agents that are mapped to it.
+      policies: `{module_id: agent}`; or functions (such as the class) that make the agent from the
+        `obs_spec` and `action_spec` of its agents.
       policy_mapping_fn: A function agent_id -> module_id, or a dict; None maps every agent to the
-        only policy, or with several policies to the one of its own name.
-      env_extra_fields: What a rollout must store for `learner_batch`: who takes part in a step. ()
-        where all agents end together and the environment gives no `info["agents"]`.
+        only policy, or to the policy with the agent's name.
+      env_extra_fields: The `info` fields for `learner_batch`: the agents that act in a step. () if
+        all agents end together and the environment has no `info["agents"]`.
       members: `{module_id: ids of its agents}`.
       modules: `{module_id: agent}`, the policies.
     """
@@ -196,13 +196,13 @@ class MultiAgent(Agent):
 
     @property
     def epochs_and_minibatches(self) -> tuple[int, int]:  # type: ignore[override]
-        """That of the policies if it is the same for all, else an agent's default."""
+        """The policies' value if all agree, else an agent's default."""
         asked = {module.epochs_and_minibatches for module in self.modules.values()}
         return asked.pop() if len(asked) == 1 else Agent.epochs_and_minibatches
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the first module."""
+        """The metrics of the first module."""
         module_id, module = next(iter(self.modules.items()))
         return tuple(f"{module_id}/{name}" for name in module.screen_metrics)
 
@@ -222,7 +222,7 @@ class MultiAgent(Agent):
         return {m: p.init(seeding.stream(key, m)) for m, p in self.modules.items()}
 
     def initial_carry(self, batch_size: int) -> Nest:
-        """Returns `{agent_id: recurrent state [B, ...]}` of an episode's start, or None."""
+        """Returns `{agent_id: recurrent state [B, ...]}` at an episode start, or None."""
         carries = {}
         for m, ids in self.members.items():
             initial = getattr(self.modules[m], "initial_carry", None)
@@ -236,7 +236,7 @@ class MultiAgent(Agent):
     def compute_actions(  # type: ignore[override]
         self, state: States, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Explores with every policy.
+        """Returns exploring actions of every policy.
 
         Args:
           state: `{module_id: AgentState}`.
@@ -252,18 +252,18 @@ class MultiAgent(Agent):
     def evaluate_actions(  # type: ignore[override]
         self, state: States, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Does not explore. Arguments and result as `compute_actions`."""
+        """Returns greedy actions. Arguments and result as `compute_actions`."""
         return self._act("evaluate_actions", state, obs, key, carry)
 
     @property
     def has_distribution(self) -> bool:
-        """Whether every policy has one."""
+        """Whether every policy has `policy_parameters`."""
         return all(module.has_distribution for module in self.modules.values())
 
     def policy_parameters(  # type: ignore[override]
         self, state: States, obs: Nest, carry: Nest = None
     ) -> tuple[PolicyParameters, Nest]:
-        """Returns those of every policy, paths and carry by agent id."""
+        """Returns the parameters of every policy, with paths and carry by agent id."""
         result: PolicyParameters = {}
         carries = {}
         for agent_id in sorted(self.action_spec):
@@ -305,7 +305,7 @@ class MultiAgent(Agent):
 
     @property
     def updates(self) -> tuple[Update | ExternalUpdate, ...]:
-        """The updates of all modules; a Learner takes those of `modules` one by one."""
+        """The updates of all modules; a Learner takes them from `modules`."""
         return tuple(u for p in self.modules.values() for u in p.updates)
 
     def learner_batch(  # type: ignore[override]
@@ -314,7 +314,7 @@ class MultiAgent(Agent):
         """Turns joint experience `[T, B, ...]` into the batch of each module.
 
         Returns:
-          `{module_id: rows}` of the modules that learn, the rows of all agents of a module in one
+          `{module_id: rows}` of the trained modules, with the rows of all agents of a module in one
           batch; and `{"<module_id>/<metric>": scalar}`.
         """
         batches, metrics = {}, {}
@@ -332,17 +332,17 @@ class MultiAgent(Agent):
         }
 
     def count_outliers(self, state: States, trajectory: Trajectory) -> tf.Tensor | None:  # type: ignore[override]
-        """Returns how many values `update_normalizer` takes as others than they are."""
+        """Returns the number of values that `update_normalizer` clips."""
         views = self.views(trajectory)
         counts = [module.count_outliers(state[m], views[m]) for m, module in self.modules.items()]
         counts = [count for count in counts if count is not None]
         return tf.add_n(counts) if counts else None
 
     def views(self, trajectory: Trajectory) -> dict[str, Trajectory]:
-        """Returns each module's part of joint experience, its agents side by side `[T, n B, ...]`.
+        """Returns each module's part of joint experience, its agents concatenated, `[T, n B, ...]`.
 
-        A row is valid where the agent took part in the step. It ends where the agent does, or the
-        environment while the agent is active; see `tfrl.envs.multi_agent.agent_flags`.
+        A row is valid if the agent acted in the step. It ends if the agent ends, or if the
+        environment ends while the agent is active; see `tfrl.envs.multi_agent.agent_flags`.
         """
         extras = trajectory.env_extras or {}
         flags = agent_flags(
@@ -375,7 +375,7 @@ class MultiAgent(Agent):
 
 
 def _side_by_side(nests: Sequence[Nest], axis: int) -> Nest:
-    """Joins nests of one structure along an axis."""
+    """Concatenates nests of equal structure along an axis."""
     if len(nests) == 1:
         return nests[0]
     return tf.nest.map_structure(lambda *xs: tf.concat(xs, axis), *nests)

@@ -1,6 +1,6 @@
-"""Checks that a network argument of an agent has the outputs that the agent needs.
+"""Checks the outputs of an agent's network arguments.
 
-They check outputs, not classes, so that they hold for networks of any origin.
+They check outputs, not classes, so they work for networks of any origin.
 """
 
 import functools
@@ -27,7 +27,7 @@ _ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
 
 
 def check_torso(name: str, torso: Any, example: str) -> None:
-    """Raises a UserError unless a field is None or a torso; `example` is one, as code."""
+    """Raises a UserError unless a field is None or a torso; `example` is code for a torso."""
     remedy = origin_remedy(torso, name) or f"Give for example {example}."
     expected = "a tfrl.networks torso, or None"
     checks.instance(name, torso, networks.Torso | None, expected, remedy=remedy)
@@ -43,19 +43,19 @@ def check_network(
     memory: bool = True,
     discrete: bool = False,
 ) -> None:
-    """Checks that a network given to an agent is one of `tfrl.networks`.
+    """Checks that an agent's network argument is a network of `tfrl.networks`.
 
     Args:
       name: The agent's field.
-      network: What was given.
-      expected: What the message calls it.
-      remedy: How to make one, for what is no network.
+      network: The argument.
+      expected: Its name in the message.
+      remedy: How to make a network, for other objects.
       torso: Whether it may be a torso.
       memory: Whether it may be recurrent.
       discrete: Whether the agent's action is a Discrete one.
 
     Raises:
-      UserError: For a Keras model, or anything else that is no such network.
+      UserError: For a Keras model, or any other object that is not such a network.
     """
     bare = isinstance(network, networks.Torso) and not torso
     if bare or not isinstance(network, networks.Network):
@@ -73,14 +73,14 @@ def check_network(
 def check_policy(
     name: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
 ) -> None:
-    """Checks that a network gives distributions over the actions of a spec.
+    """Checks that a network outputs distributions over the actions of a spec.
 
     Args:
       name: The agent's field.
       network: The network.
       spec: The nest of specs of its input.
       action_spec: The nest of specs of one action.
-      normalize_obs: Whether it sees observations that are normalised.
+      normalize_obs: Whether its observations are normalised.
 
     Raises:
       UserError: For another output, and for a distribution over other actions.
@@ -106,10 +106,10 @@ def check_value(
     num_actions: int | None = None,
     action_spec: Nest = None,
 ) -> None:
-    """Checks that a network gives one number, or one for each of a number of actions.
+    """Checks that a network outputs one number, or one per action.
 
-    With an `action_spec` it sees the tuple (observation, action), of which the observation is
-    normalised. Other arguments and errors are as of `check_policy`.
+    With an `action_spec` its input is the tuple (observation, action), with a normalised
+    observation. Other arguments and errors are as in `check_policy`.
     """
     wanted, shape = "one number for each observation", [1]
     if num_actions is not None:
@@ -125,7 +125,7 @@ def check_value(
 def check_actions(
     name: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
 ) -> None:
-    """Checks that an actor network gives actions of the spec; see `check_policy`."""
+    """Checks that an actor network outputs actions of the spec; see `check_policy`."""
 
     def fits(output: Any) -> bool:
         return all(map(_is_float, tf.nest.flatten(output))) and _is_like(output, action_spec)
@@ -143,7 +143,7 @@ def _check_output(
     fits: Callable[[Any], bool],
     action_spec: Nest = None,
 ) -> None:
-    """Looks at what a network gives for one observation, `[1, ...]`, while tracing."""
+    """Traces a network's output for one observation, `[1, ...]`."""
     with tf.init_scope():
         both_specs = spec if action_spec is None else (spec, action_spec)
         params = network.init(seeding.key(0), both_specs)
@@ -171,7 +171,7 @@ def _is_float(output: Any) -> bool:
 
 
 def _is_like(output: Nest, spec: Nest) -> bool:
-    """Whether a nest has the structure of a spec, and its shapes behind a batch axis of 1."""
+    """Whether a nest has a spec's structure, and its shapes after a batch axis of 1."""
     try:
         tf.nest.assert_same_structure(output, spec, check_types=False)
     except (TypeError, ValueError):
@@ -192,7 +192,7 @@ def _described(output: Any) -> str:
 
 
 def num_actions(spec: Nest) -> int | None:
-    """Returns how many actions one Discrete spec has; None for others."""
+    """Returns the number of actions of one Discrete spec; None for others."""
     if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
         return specs.num_actions(spec)
     return None

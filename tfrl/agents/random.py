@@ -1,4 +1,4 @@
-"""An agent that acts uniformly at random within the action spec's bounds: the baseline to beat."""
+"""An agent with uniformly random actions within the action spec: a baseline."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from tfrl.types import ActionOutput, AgentState, Nest
 
 @struct.dataclass
 class Specs(struct.Struct):
-    """The specs of an agent that was made without; a nest without leaves."""
+    """The specs of an agent constructed without specs; a nest without leaves."""
 
     obs_spec: Nest = struct.field(static=True)
     action_spec: Nest = struct.field(static=True)
@@ -24,8 +24,9 @@ class Specs(struct.Struct):
 class RandomAgent(Agent):
     """Draws every action uniformly; it has no parameters and does not learn.
 
-    Where the observation has an item `action_mask`, uniformly among the valid actions. Made without
-    specs, it takes them in `init(obs_spec, action_spec, key)`, and its state has them.
+    If the observation has an item `action_mask`, it draws among the valid actions. Without specs in
+    the constructor, it takes them in `init(obs_spec, action_spec, key)` and stores them in its
+    state.
 
     Attributes:
       obs_spec: The nest of specs of one observation.

@@ -82,7 +82,7 @@ class DiagonalGaussian(Distribution):
         return gaussian_kl(self.loc, self.log_std, other.loc, other.log_std)
 
     def sample_and_log_prob(self, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draws actions; their log-probabilities come from the noise, not from the rounded sum."""
+        """Draws actions, with log-probabilities computed from the noise, not the rounded action."""
         z = seeding.normal(key, tf.shape(self.loc))
         action = self._action(self.loc + tf.exp(self.log_std) * z)
         return action, standard_log_prob(z, self.log_std)
@@ -99,7 +99,7 @@ class DiagonalGaussian(Distribution):
         return tfp.distributions.MultivariateNormalDiag(self.loc, std)
 
 
-# Actions this near to a bound (in units of the half range) count as this near: atanh stays finite.
+# Minimum distance of actions to a bound, in half ranges, so that atanh stays finite.
 _EDGE = 1e-6
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 _WEIGHTS = _WEIGHTS / np.sum(_WEIGHTS)
@@ -119,7 +119,7 @@ class SquashedGaussian(Distribution):
     Source: Haarnoja et al. 2018, appendix C, https://arxiv.org/abs/1801.01290.
 
     Log-probability and gradient are finite everywhere, also for actions at the bounds: `log_prob`
-    takes an action nearer to a bound than 1e-6 half ranges as one at that distance. Out there
+    clips an action nearer to a bound than 1e-6 half ranges to that distance. There
     `sample_and_log_prob`, which knows u, is exact and differs; a loss that compares
     log-probabilities of stored actions should use `log_prob` on both sides.
 
@@ -152,7 +152,7 @@ class SquashedGaussian(Distribution):
     def _action(self, u: tf.Tensor) -> tf.Tensor:
         mid, half = self._scale()
         action = tf.cast(mid + half * tf.tanh(u), self.dtype)
-        # Rounding may step over a bound.
+        # Rounding may exceed a bound.
         low, high = (tf.constant(b, self.dtype) for b in (self.low, self.high))
         return shaped_action(tf.clip_by_value(action, low, high), self._shape())
 
@@ -178,9 +178,9 @@ class SquashedGaussian(Distribution):
     def entropy(self) -> tf.Tensor:
         """Returns the entropy of the Gaussian plus E[sum_i log(half_i (1 - tanh(u_i)^2))].
 
-        The expectation has no closed form; each element's is a Gauss-Hermite quadrature of 32
-        nodes, differentiable and without randomness (error below 1e-4 nats for std <= 1, 0.005
-        for std <= 3, 0.1 for std <= 7).
+        The expectation has no closed form; each element uses a differentiable Gauss-Hermite
+        quadrature of 32 nodes, without randomness (error below 1e-4 nats for std <= 1, 0.005 for
+        std <= 3, 0.1 for std <= 7).
         """
         nodes = tf.constant(_NODES, tf.float32)  # [K]
         u = self.loc[..., tf.newaxis] + tf.exp(self.log_std)[..., tf.newaxis] * nodes  # [..., A, K]
@@ -188,7 +188,7 @@ class SquashedGaussian(Distribution):
         return gaussian_entropy(self.loc, self.log_std) + slope + self._log_half()
 
     def kl_divergence(self, other: "SquashedGaussian") -> tf.Tensor:
-        """Returns the divergence of the Gaussians: a common bijection leaves it as it is."""
+        """Returns the divergence of the Gaussians, which a common bijection does not change."""
         return gaussian_kl(self.loc, self.log_std, other.loc, other.log_std)
 
     def sample_and_log_prob(self, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

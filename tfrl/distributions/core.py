@@ -1,4 +1,4 @@
-"""What every distribution answers."""
+"""The interface of distributions."""
 
 import abc
 from typing import Any
@@ -9,8 +9,8 @@ from tfrl import seeding, struct
 
 Nest = Any
 
-# A logit for what must not happen: its probability is exactly 0 in float32, yet differences and
-# products of it stay finite, so that neither entropy nor gradients see a NaN.
+# The logit of invalid actions: the probability is exactly 0 in float32, but differences and
+# products stay finite, so that entropy and gradients have no NaN.
 MASKED_LOGIT = -1e30
 
 
@@ -51,8 +51,8 @@ class Distribution(abc.ABC):
     def sample_and_log_prob(self, key: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         """Draws actions and returns their log-probabilities with them.
 
-        Where the action is a differentiable function of the parameters (the Gaussians), so is the
-        log-probability: the pathwise gradient that SAC needs.
+        If the action is a differentiable function of the parameters (Gaussians), so is the
+        log-probability: SAC needs this pathwise gradient.
         """
         action = self.sample(key)
         return action, self.log_prob(action)

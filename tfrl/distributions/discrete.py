@@ -42,13 +42,13 @@ def select(log_probs: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 class Categorical(Distribution):
     """One of A actions, numbered from `start`.
 
-    Make it with `Categorical.from_logits`. An invalid action is never drawn, and takes no part in
-    entropy, KL or gradients. A row without any valid action counts as uniform over all A actions,
-    with no gradient: such a row should be masked from the loss by the caller. An action outside
-    of the range has log-probability 0.
+    Make it with `Categorical.from_logits`. An invalid action is never drawn and does not affect
+    entropy, KL or gradients. A row without valid actions is uniform over all A actions, without
+    gradient; the caller should mask it in the loss. An action outside the range has log-probability
+    0.
 
     Attributes:
-      logits: Normalised, that is log-probabilities: float32 `[..., A]`.
+      logits: Normalised, i.e. log-probabilities, float32 `[..., A]`.
       start: The number of the first action.
       dtype: The dtype of actions.
     """
@@ -118,8 +118,8 @@ class Categorical(Distribution):
 class MultiCategorical(Distribution):
     """K independent categoricals, the k-th over `nvec[k]` values beginning with `start[k]`.
 
-    Make it with `MultiCategorical.from_logits`. All K have one row of A = max(nvec) logits each,
-    those beyond `nvec[k]` masked, so that one operation serves all of them.
+    Make it with `MultiCategorical.from_logits`. Each of the K has a row of A = max(nvec) logits,
+    masked beyond `nvec[k]`, so that one operation computes all.
 
     Attributes:
       logits: Normalised: float32 `[..., K, A]`.

@@ -14,13 +14,13 @@ from tfrl.distributions.core import Distribution, Joint
 from tfrl.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from tfrl.errors import UserError
 
-# An integer Box with more values than this is no set of actions to choose from.
+# Maximum number of values of an integer Box as discrete actions.
 _MAX_VALUES = 1 << 16
 
 
 @struct.logic_dataclass
 class Head(abc.ABC):
-    """Makes the distribution of one leaf; subclasses say which leaves are theirs.
+    """Makes the distribution of one leaf; one subclass per kind of leaf.
 
     Attributes:
       spec: The leaf.
@@ -33,7 +33,7 @@ class Head(abc.ABC):
     @property
     @abc.abstractmethod
     def num_outputs(self) -> int:
-        """How many numbers of the network it takes."""
+        """The number of network outputs that it needs."""
 
     def init_params(self) -> dict[str, tf.Tensor]:
         """Returns trainable parameters beyond the network's."""
@@ -95,7 +95,7 @@ class CategoricalHead(Head):
 
 @struct.logic_dataclass
 class MultiCategoricalHead(Head):
-    """An array of such values."""
+    """An array of values, each from a finite set."""
 
     def _nvec(self) -> tuple[np.ndarray, np.ndarray]:
         low, high = (b.astype(np.int64) for b in specs.bounds(self.spec))
@@ -147,10 +147,10 @@ class BernoulliHead(Head):
 
 @struct.logic_dataclass
 class GaussianHead(Head):
-    """An array of floats, without bounds or with bounds that others enforce.
+    """An array of floats; it does not enforce bounds.
 
     Attributes:
-      state_dependent_std: Whether the network gives log_std (the second half of its outputs).
+      state_dependent_std: Whether the network outputs log_std (the second half of its outputs).
       init_log_std: Start of the log_std parameter, or offset of the network's.
       min_log_std: log_std is clipped from below.
       max_log_std: And from above.
@@ -163,11 +163,11 @@ class GaussianHead(Head):
 
     @property
     def num_outputs(self) -> int:
-        """One mean per element, and one log_std if they are state-dependent."""
+        """One mean per element, plus one log_std if it is state-dependent."""
         return specs.flat_dim(self.spec) * (2 if self.state_dependent_std else 1)
 
     def init_params(self) -> dict[str, tf.Tensor]:
-        """Returns `{"log_std": [A]}` unless it is the network's."""
+        """Returns `{"log_std": [A]}` unless the network outputs log_std."""
         if self.state_dependent_std:
             return {}
         return {"log_std": tf.fill([specs.flat_dim(self.spec)], float(self.init_log_std))}
@@ -200,7 +200,7 @@ class SquashedGaussianHead(GaussianHead):
     """An array of floats within finite bounds."""
 
     def __post_init__(self) -> None:
-        """Checks that the bounds are finite and apart."""
+        """Checks that the bounds are finite and different."""
         low, high = (b.astype(np.float64) for b in specs.bounds(self.spec))
         if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high)):
             raise UserError(
@@ -237,7 +237,7 @@ def make_head(spec: Any, path: str, squash: bool, **gaussian: Any) -> Head:
       **gaussian: The fields of GaussianHead.
 
     Raises:
-      UserError: For a leaf that is neither float nor of finitely many values.
+      UserError: For a leaf that is neither float nor discrete.
     """
     if isinstance(spec, specs.BinarySpec) or (specs.is_spec(spec) and spec.dtype.is_bool):
         return BernoulliHead(spec=spec, path=path)
@@ -272,7 +272,7 @@ class ActionDistribution(struct.Struct):
       min_log_std: log_std is clipped from below.
       max_log_std: And from above.
       heads: One per leaf, in `tf.nest` order.
-      num_outputs: How many outputs the network must have.
+      num_outputs: The required number of network outputs.
     """
 
     action_spec: Nest
@@ -315,8 +315,8 @@ class ActionDistribution(struct.Struct):
           key: int32 [2]; no parameter of the present heads is random.
 
         Returns:
-          `{"log_std": [A]}` for a Gaussian with a state-independent scale, `{}` where there are
-          none, and for a nest of actions `{path: such a dict}` of the leaves that have any.
+          `{"log_std": [A]}` for a Gaussian with a state-independent scale, else `{}`; for a nest of
+          actions `{path: dict}` of the leaves with parameters.
         """
         del key
         each = {h.path: h.init_params() for h in self.heads}
@@ -325,13 +325,13 @@ class ActionDistribution(struct.Struct):
         return {path: params for path, params in each.items() if params}
 
     def check_mask(self, mask: Nest) -> list[Any]:
-        """Returns the masks of the leaves, None where there is none, after a check of all shapes.
+        """Returns the masks of the leaves (or None), after a check of all shapes.
 
         Args:
           mask: As of `build`; or specs of one action's masks.
 
         Raises:
-          UserError: For a mask that fits no leaf, or does not fit its own.
+          UserError: For a mask without a leaf, or with a wrong shape.
         """
         own = {h.path: h for h in self.heads}
         masks = {} if mask is None else masks_by_path(mask)
@@ -356,8 +356,8 @@ class ActionDistribution(struct.Struct):
 
         Args:
           outputs: float32 `[..., num_outputs]`.
-          params: As from `init_params`; each may have a leading population axis, which `outputs`
-            then have too. None where there are none.
+          params: As from `init_params`; with a leading population axis if `outputs` has one. None
+            if there are none.
           mask: Which actions are valid: bool `[..., A]` for a discrete leaf, `[..., K, max(nvec)]`
             for MultiDiscrete, `[..., K]` for bits; for a nest of actions a nest like it, in which
             a leaf may be None or missing, or a dict of them by path. None for all valid.
@@ -414,9 +414,9 @@ def make_distribution(
 ) -> ActionDistribution:
     """Makes the `ActionDistribution` of an action spec.
 
-    A scalar of finitely many values becomes a categorical, an array of them independent
-    categoricals, bits Bernoullis, floats a diagonal Gaussian (squashed into their bounds or not),
-    a Dict or Tuple the joint distribution of its leaves.
+    A discrete scalar becomes a categorical, a discrete array independent categoricals, bits
+    Bernoullis, floats a diagonal Gaussian (optionally squashed into their bounds), a Dict or Tuple
+    the joint distribution of its leaves.
 
     Args:
       action_spec: A spec or a nest of specs, see `tfrl.specs`.
@@ -427,7 +427,7 @@ def make_distribution(
       max_log_std: And from above.
 
     Raises:
-      UserError: For a leaf that has no distribution; the message has its path.
+      UserError: For a leaf without a distribution; the message has its path.
     """
     return ActionDistribution(
         action_spec=action_spec,

@@ -1,7 +1,6 @@
 """Environments: the protocol, the registry, wrappers, and environments written in TensorFlow.
 
-Names load when they are first used: processes of workers import `tfrl.envs.workers` without
-TensorFlow.
+Names load at first use, so that worker processes import `tfrl.envs.workers` without TensorFlow.
 """
 
 import importlib
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from tfrl.envs.to_gymnasium import as_gymnasium
     from tfrl.envs.vectorize import vectorize
 
-# Where the public names live.
+# The modules of the public names.
 _NAMES = {
     "Autoreset": "core",
     "Env": "core",
@@ -49,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name or a submodule when it is first used (PEP 562)."""
+    """Loads a public name or a submodule at first use (PEP 562)."""
     if name in _NAMES:
         value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):

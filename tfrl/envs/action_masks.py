@@ -1,4 +1,4 @@
-"""Action masks in observations: where they are, and how they come and go."""
+"""Action masks in observations: splitting, joining and using them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,16 @@ OBSERVATION = "observation"
 
 
 def split_mask(obs: Nest) -> tuple[Nest, Nest]:
-    """Parts an observation (or its spec) from its action mask.
+    """Splits an observation (or its spec) from its action mask.
 
-    A mask is the item `action_mask` of a Dict observation, as the wrapper `ActionMask` puts it
-    there. Where `observation` is the only other item, it is the observation.
+    A mask is the item `action_mask` of a Dict observation, as added by the wrapper `ActionMask`. If
+    `observation` is the only other item, it is the observation.
 
     Args:
       obs: A nest of observations or of specs.
 
     Returns:
-      The rest, and the mask, or None where there is none.
+      The rest, and the mask or None.
     """
     if not isinstance(obs, Mapping) or MASK not in obs:
         return obs, None
@@ -31,7 +31,7 @@ def split_mask(obs: Nest) -> tuple[Nest, Nest]:
 
 
 def join_mask(obs: Nest, mask: Nest) -> Nest:
-    """Undoes `split_mask`: a Dict observation gets the item, another becomes the one of two."""
+    """The inverse of `split_mask`: adds the item, or makes a Dict of observation and mask."""
     if mask is None:
         return obs
     if isinstance(obs, Mapping):
@@ -40,10 +40,10 @@ def join_mask(obs: Nest, mask: Nest) -> Nest:
 
 
 def real_choices(spec: Any, mask: np.ndarray) -> np.ndarray:
-    """Clears what a mask says of values that do not exist.
+    """Sets a mask to False for non-existing values.
 
-    The mask of a MultiDiscrete has a row of `max(nvec)` truth values for each element, of which
-    element k has the first `nvec[k]` only.
+    The mask of a MultiDiscrete has a row of `max(nvec)` bools for each element; element k uses only
+    the first `nvec[k]`.
 
     Args:
       spec: The spec of one action, a leaf.
@@ -56,12 +56,12 @@ def real_choices(spec: Any, mask: np.ndarray) -> np.ndarray:
 
 
 def first_valid(spec: Nest, mask: Nest, action: Nest, rows: np.ndarray) -> Nest:
-    """Puts actions that a mask allows into some rows, the first one of every element.
+    """Replaces the actions of some rows by the first valid one of every element.
 
     Args:
       spec: The nest of specs of one action.
-      mask: A nest of masks like the action's, bool `[B, ...]`; None for a part without one. One
-        that does not fit its action is left to who acts by it.
+      mask: A nest of masks like the action's, bool `[B, ...]`; None for a part without one. Masks
+        of wrong shape are not checked here.
       action: The nest of actions `[B, ...]`.
       rows: bool `[B]`.
 

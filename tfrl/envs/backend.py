@@ -1,4 +1,4 @@
-"""What an adapter has to offer so that `HostEnv` makes environments of it."""
+"""The interface of adapters for `HostEnv`."""
 
 import abc
 import dataclasses
@@ -15,16 +15,16 @@ from tfrl.types import Nest
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """What a batch of host environments answers to a step, in arrays that no later call changes.
+    """The result of a step of host environments, in arrays that later calls do not change.
 
     Attributes:
       obs: The observation to act on next, a nest `[B, ...]`.
       reward: `[B]`.
       termination: bool `[B]`.
       truncation: bool `[B]`.
-      final_obs: The true successor, a nest `[B, ...]`; None where it equals `obs` in every row, as
-        always but at an end under SAME_STEP.
-      info: `{name: array [B, ...]}` of what the adapter was asked to hand on.
+      final_obs: The true successor, a nest `[B, ...]`; None if it equals `obs` in every row, i.e.
+        always except at an end under SAME_STEP.
+      info: `{name: array [B, ...]}` of requested fields.
     """
 
     obs: Nest
@@ -36,10 +36,10 @@ class Step:
 
 
 class Backend(abc.ABC):
-    """A batch of environments of another library, stepped together in Python.
+    """A batch of another library's environments, stepped together in Python.
 
-    It resets by itself: under `Autoreset.SAME_STEP` in the step that ends an episode, under
-    `Autoreset.NEXT_STEP` in the next one, whose action is ignored and whose reward is 0.
+    It resets itself: under `Autoreset.SAME_STEP` in the step that ends an episode, under
+    `Autoreset.NEXT_STEP` in the next step, which ignores its action and has reward 0.
 
     Attributes:
       name: The id, `suite:task`, for messages.
@@ -83,46 +83,46 @@ class Backend(abc.ABC):
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
     ) -> "Backend":
-        """Returns other environments of the same task; with `render`, such that can be drawn.
+        """Returns new environments of the same task, optionally with rendering.
 
-        Those to be drawn reset by NEXT_STEP where they can, so that an episode's end can be seen.
+        With rendering they use NEXT_STEP if possible, so that an episode's end is visible.
 
         Args:
           num_envs: How many.
-          render: Whether they can be drawn.
-          autoreset: NEXT_STEP or SAME_STEP; None for that of these.
+          render: Whether they can render.
+          autoreset: NEXT_STEP or SAME_STEP; None for the same.
         """
 
     def tolerant(self) -> "Backend":
-        """Returns other environments of the same task, in which one may fail.
+        """Returns new environments of the same task with tolerated failures.
 
-        What it raises ends its episode, with 1 under "lost" in `info`. By default they are like
-        these: a failure ends all.
+        An exception ends the environment's episode, with 1 as "lost" in `info`. The default does
+        not tolerate failures.
         """
         return self.copy(self.num_envs)
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees the environments; a second call does nothing."""
+        """Closes the environments; a second call does nothing."""
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`.
+        """Renders environment `index` now, uint8 RGB `[H, W, 3]`.
 
         Raises:
-          NotImplementedError: If it cannot be drawn.
+          NotImplementedError: Without a renderer.
         """
         raise NotImplementedError(f"{self.name} has no renderer")
 
 
 def check_action(name: str, action_spec: Nest, action: Nest, num_envs: int) -> None:
-    """Raises a UserError for actions that the spec does not have.
+    """Raises a UserError for actions that do not match the spec.
 
-    Continuous actions may leave their bounds, which environments or wrappers clip.
+    Continuous actions may exceed their bounds; environments or wrappers clip them.
 
     Args:
       name: The environment's id.
       action_spec: The nest of specs of one action.
-      action: What was given, a nest `[B, ...]`.
+      action: The actions, a nest `[B, ...]`.
       num_envs: B.
     """
     wanted, leaves = struct.paths(action_spec), struct.paths(action)
@@ -180,13 +180,13 @@ _REMEDY = (
 def check_finite(
     name: str, step: Step, unpaid: np.ndarray, unseen: np.ndarray, steps: np.ndarray
 ) -> None:
-    """Raises a UserError unless rewards and observations that somebody sees are finite.
+    """Raises a UserError unless all used rewards and observations are finite.
 
     Args:
       name: The environment's id.
-      step: What the environments answered.
-      unpaid: bool `[B]`, rows whose rewards do not count.
-      unseen: bool `[B]`, rows that nobody sees.
+      step: The environments' result.
+      unpaid: bool `[B]`, rows with ignored rewards.
+      unseen: bool `[B]`, unused rows.
       steps: int `[B]`, the steps of the running episodes; 0 for a reset.
     """
     _refuse(name, "reward", np.asarray(step.reward), unpaid, steps)
@@ -206,7 +206,7 @@ def is_finite(step: Step) -> bool:
 
 
 def _all_finite(x: np.ndarray) -> bool:
-    """Counting takes half the time of `all`."""
+    """Counting is twice as fast as `all`."""
     return bool(np.count_nonzero(np.isfinite(x)) == x.size)
 
 

@@ -1,4 +1,4 @@
-"""Environments in processes, for which one policy acts as they become ready.
+"""Environments in processes, with one policy that acts as they become ready.
 
 The central inference of SEED RL (https://arxiv.org/abs/1910.06591) on one host.
 """
@@ -16,25 +16,25 @@ from tfrl.types import EnvState
 
 
 class CentralInference(Halves):
-    """A `HostEnv` of single environments, each in a process, which a rollout does not hold up.
+    """A `HostEnv` of single environments, each in its own process, stepped asynchronously.
 
-    `rollout` calls the policy once for all environments that have answered; it waits for others no
-    longer than `max_wait_time`. Everything else steps all of them together, as it would others.
+    `rollout` calls the policy once for all environments that have answered; it waits at most
+    `max_wait_time` for others. All other code steps all of them together.
 
     Attributes:
       parts: The environments.
-      max_wait_time: Seconds between the first answer and the call of the policy, at most.
+      max_wait_time: Maximum seconds between the first answer and the policy call.
     """
 
     def __init__(self, parts: Sequence[HostEnv], max_wait_time: float):
         """Joins environments of the same task.
 
         Args:
-          parts: One environment each, in a process of its own.
-          max_wait_time: Seconds; 0 to wait for none.
+          parts: One environment each, in its own process.
+          max_wait_time: Seconds; 0 to not wait.
 
         Raises:
-          UserError: For a time that is no number of at least 0.
+          UserError: For a time that is not a number >= 0.
         """
         remedy = "It counts seconds; with 0 no environment waits for others."
         name = f"max_wait_time of {parts[0].backend.name}"
@@ -42,12 +42,12 @@ class CentralInference(Halves):
         super().__init__(*parts)
 
     def logic(self) -> Any:
-        """Returns what compiled functions may depend on."""
+        """Returns the key of compiled functions."""
         return type(self), [part.form() for part in self.parts]
 
     @property
     def halves(self) -> tuple[HostEnv, ...]:
-        """All in one: a policy acts for every row."""
+        """A single batch: the policy acts for every row."""
         return (self,)
 
     def copy(
@@ -56,7 +56,7 @@ class CentralInference(Halves):
         render: bool = False,
         autoreset: Autoreset | str | None = None,
     ) -> HostEnv:
-        """Returns others of the same task; with `render` in this process."""
+        """Returns new environments of the same task; with `render`, in this process."""
         size, first = num_envs or self.num_envs, self.parts[0]
         if render:
             return first.copy(size, render, autoreset)
@@ -66,16 +66,17 @@ class CentralInference(Halves):
         return CentralInference(parts, self.max_wait_time)
 
     def states_of(self, state: EnvState) -> list[EnvState]:
-        """Returns the state, of which there is one; see `rows_of`."""
+        """Returns the single state; see `rows_of`."""
         return [state]
 
     def ready(self, running: Sequence[int]) -> list[int]:
-        """Returns which environments have answered, at least one; see `max_wait_time`.
+        """Returns the indices of at least one environment that has answered.
 
-        One that does not answer in its own time counts too: receiving its answer raises.
+        Waits up to `max_wait_time` for the others. A timed-out environment is included: receiving
+        from it raises.
 
         Args:
-          running: The numbers of those that step.
+          running: The indices of the stepping environments.
         """
         backends: list[Any] = [part.backend for part in self.parts]
         pipes = {backends[i].pipe: i for i in running}

@@ -1,4 +1,4 @@
-"""`check_env`: finds what is wrong with an environment, and says what to do about it."""
+"""`check_env`: finds problems of an environment and their remedies."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
-# Rows whose action is ignored need no valid one.
+# Rows with ignored actions need no valid action.
 _IGNORES = (Autoreset.NEXT_STEP, Autoreset.DISABLED, None)
 
 
@@ -35,8 +35,8 @@ class _Mask:
     """A mask in a state.
 
     Attributes:
-      name: Where it stands, for messages.
-      agent: Whose it is; None where there is one.
+      name: Its location, for messages.
+      agent: Its agent; None with a single agent.
       spec: The nest of specs of one action.
       leaves: `{path in the action: mask [B, ...]}`.
     """
@@ -52,7 +52,7 @@ class _Mask:
 
 
 def _masks(env: Env, state: EnvState) -> list[_Mask]:
-    """All masks of a state: of the observation (of each agent's), and of info."""
+    """All masks of a state: in the observation (of each agent), and in info."""
     if agent_ids(env) is not None:
         return [
             _Mask(f"obs/{a}/{MASK}", a, env.action_spec[a], masks_by_path(mask))
@@ -68,10 +68,10 @@ def _masks(env: Env, state: EnvState) -> list[_Mask]:
 
 
 class MaskContract:
-    """Follows the masks of an environment and raises a UserError where one is not as it must be.
+    """Checks the masks of an environment and raises a UserError for invalid ones.
 
-    `check` takes the states in order. `sample` draws actions that the masks allow: what another
-    action does is the environment's own affair.
+    Call `check` with the states in order. `sample` draws only valid actions, since the effect of
+    others is undefined.
     """
 
     def __init__(self, env: Env):
@@ -98,7 +98,7 @@ class MaskContract:
         self._last, self._ended = now, _ended(state)
 
     def _acting(self, state: EnvState, mask: _Mask) -> np.ndarray:
-        """Rows bool [B] whose next action counts, as far as the state tells."""
+        """Rows, bool [B], whose next action is used, according to the state."""
         acting = np.ones(self._env.num_envs, bool)
         if self._env.autoreset in _IGNORES:
             acting = ~_ended(state)
@@ -109,7 +109,7 @@ class MaskContract:
         return acting & own["active"] & ~own["termination"] & ~own["truncation"]
 
     def _check_agree(self, now: dict[str, np.ndarray], where: str) -> None:
-        """Checks that info tells the same as the observation, where both have the mask."""
+        """Checks that info and observation agree, if both have the mask."""
         for name, value in now.items():
             other = now.get(name.replace(f"info/{MASK}", f"obs/{MASK}", 1), value)
             if not np.array_equal(value, other):
@@ -121,7 +121,7 @@ class MaskContract:
                 )
 
     def _check_frozen(self, now: dict[str, np.ndarray], where: str) -> None:
-        """Checks that rows which are over keep the mask of their end, under DISABLED."""
+        """Checks that ended rows keep their last mask, under DISABLED."""
         if self._env.autoreset is not Autoreset.DISABLED:
             return
         for name, value in now.items():
@@ -136,10 +136,10 @@ class MaskContract:
                 )
 
     def sample(self, state: EnvState, key: tf.Tensor) -> Nest:
-        """Draws actions that the masks of a state allow.
+        """Draws valid actions for a state's masks.
 
         Args:
-          state: A state that was checked.
+          state: A checked state.
           key: int32 [2].
 
         Returns:
@@ -163,7 +163,7 @@ class MaskContract:
 
 
 def check_static(env: Env, first: EnvState, step: Any, action: Nest) -> None:
-    """Checks that the shapes of masks are known when reset and step are traced.
+    """Checks that the masks have static shapes when reset and step are traced.
 
     Args:
       env: The environment.
@@ -184,7 +184,7 @@ def check_static(env: Env, first: EnvState, step: Any, action: Nest) -> None:
 
 
 def _check_form(env: Env, mask: _Mask, where: str, static: bool) -> None:
-    """Checks that each mask fits a part of the action, its shape and dtype."""
+    """Checks that each mask matches a part of the action, in shape and dtype."""
     heads = {h.path: h for h in make_distribution(mask.spec).heads}
     unknown = sorted(set(mask.leaves) - {p for p, h in heads.items() if h.mask_shape is not None})
     for path in unknown:
@@ -233,27 +233,27 @@ INFO = {"autoreset": tf.bool, "episode_length": tf.int32}
 def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
     """Checks an environment against its protocol, by running it with random actions.
 
-    Of a device environment: specs; structure, shapes and dtypes of what reset and step return,
-    which must be the same; end flags; bounds and finiteness of observations and rewards; that a key
-    determines everything and another key something else; that `step` reads `env_state` only; that
-    it compiles; masks of actions, which the random ones keep to; and for an environment with an
-    autoreset mode the whole contract of that mode over `steps` steps. Where there are several
-    agents (`MultiAgentEnv`): their dicts, and who takes part and ends when.
+    For a device environment: specs; structure, shapes and dtypes of the results of reset and step,
+    which must agree; end flags; bounds and finiteness of observations and rewards; that a key
+    determines everything and another key gives another result; that `step` reads only `env_state`;
+    that it compiles; masks of actions, which the random ones keep to; and for an environment with
+    an autoreset mode the whole contract of that mode over `steps` steps. With several agents
+    (`MultiAgentEnv`): their dicts, and their active and end flags.
 
-    Of one on the host, a `HostEnv`, a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`: spaces,
-    signatures, types, dtypes, bounds, finiteness; that a seed determines the episodes and another
-    one gives others; masks of actions; that observations are not overwritten; and that the declared
-    autoreset mode is what happens. It is left open. Infinite bounds of actions, and other things
-    that are allowed but seldom meant, are logged as warnings.
+    For a host environment, a `HostEnv`, a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`:
+    spaces, signatures, types, dtypes, bounds, finiteness; that a seed determines the episodes and
+    another one gives others; action masks; that observations are not overwritten; and that the
+    behaviour matches the declared autoreset mode. It is not closed. Infinite action bounds, and
+    other allowed but usually unintended things, are logged as warnings.
 
     Args:
-      env: A bare device environment, one with an autoreset mode, or one on the host.
-      steps: How many steps to take.
-      seed: Of the keys and the random actions.
+      env: A bare device environment, one with an autoreset mode, or a host environment.
+      steps: Number of steps.
+      seed: The seed of the keys and the random actions.
       stochastic: False for a task whose episodes do not depend on the key.
 
     Raises:
-      UserError: For the first thing that is wrong.
+      UserError: For the first problem.
     """
     check_on_host = _check_on_host(env)
     if check_on_host is not None:
@@ -286,7 +286,7 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
 
 
 def _check_on_host(env: Any) -> Callable[..., None] | None:
-    """The check of a kind of environments on the host, or None."""
+    """The check of a kind of host environment, or None."""
     if isinstance(env, HostEnv):
         from tfrl.envs.checker_host import check_host
 
@@ -456,7 +456,7 @@ def _check_keys(
 
 
 def _of_task(env: Env, state: EnvState) -> tuple[Nest, Nest]:
-    """The bare environment's own state and the observation: keys of wrappers do not count."""
+    """The bare environment's state and the observation, without keys of wrappers."""
     obs = state.obs
     while isinstance(env, Wrapper):
         state, env = env.inner_state(state), env.env
@@ -484,11 +484,11 @@ def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, act
 
 
 def _compiled_step(env: Env, state: EnvState, action: Nest) -> Any:
-    """Returns the step as a tf.function, after a try; it must compile."""
+    """Returns the step as a tf.function, after a check that it compiles."""
     step = tf.function(env.step, autograph=False)
     try:
         step(state, action)
-    except Exception as error:  # whatever a user's code raises while it is traced
+    except Exception as error:  # user code may raise anything while traced
         raise UserError(
             "step in tf.function",
             expected="to compile",

@@ -1,4 +1,4 @@
-"""`check_env` for one `gymnasium.Env`: episodes, seeds, and what is after an end."""
+"""`check_env` for one `gymnasium.Env`: episodes, seeds, and steps after an end."""
 
 import inspect
 import itertools
@@ -42,19 +42,19 @@ _SIGNATURE = "reset(self, *, seed=None, options=None)"
 
 
 def name_of(env: Any) -> str:
-    """The id of an environment of Gymnasium, or its class."""
+    """The id of a Gymnasium environment, or its class."""
     spec = getattr(env, "spec", None)
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
 def space_of(name: str, kind: str, env: Any, attribute: str) -> Nest:
-    """Returns the nest of specs of a space that an environment has to declare.
+    """Returns the nest of specs of a declared space.
 
     Args:
-      name: The environment's, for messages.
+      name: The environment's name, for messages.
       kind: `observation` or `action`.
-      env: It.
-      attribute: Of the environment.
+      env: The environment.
+      attribute: The environment's attribute with the space.
     """
     space = getattr(env, attribute, None)
     if not isinstance(space, gymnasium.Space):
@@ -69,7 +69,7 @@ def space_of(name: str, kind: str, env: Any, attribute: str) -> Nest:
 
 
 class Single:
-    """Calls one environment, and checks whatever it answers.
+    """Calls one environment, and checks its results.
 
     Attributes:
       env: The environment.
@@ -79,10 +79,10 @@ class Single:
     """
 
     def __init__(self, env: gymnasium.Env):
-        """Checks what can be known before a reset.
+        """Checks everything known before a reset.
 
         Raises:
-          UserError: For spaces, signatures or metadata that are wrong.
+          UserError: For invalid spaces, signatures or metadata.
         """
         self.env, self.name = env, name_of(env)
         self.obs_spec = space_of(self.name, "observation", env, "observation_space")
@@ -91,12 +91,12 @@ class Single:
         for layer in _layers(env):
             _check_signature(layer)
         self._masked = False
-        self._given: Nest = None  # the last observation itself
-        self._copy: Nest = None  # what was in it
+        self._given: Nest = None  # the last observation, not copied
+        self._copy: Nest = None  # a copy of its values
         self._from = ""
 
     def reset(self, **kwargs: Any) -> Answer:
-        """Starts an episode; `kwargs` are those of the environment's reset."""
+        """Starts an episode with the `kwargs` of the environment's reset."""
         seeded = kwargs.get("seed") is not None
         where = f"reset of {self.name}" + ("" if seeded else " without a seed")
         returned = self._called(where, self.env.reset, **kwargs)
@@ -108,7 +108,7 @@ class Single:
         return answer
 
     def step(self, action: Nest, where: str) -> Answer:
-        """Takes a step; `where` says which, for messages."""
+        """Takes a step, which messages call `where`."""
         where = f"{where} of {self.name}"
         returned = self._called(where, self.env.step, action)
         check_layout(where, returned, STEP)
@@ -126,7 +126,7 @@ class Single:
             returned = fn(*args, **kwargs)
         except UserError:
             raise
-        except Exception as error:  # whatever a user's code raises
+        except Exception as error:  # user code may raise anything
             raise UserError(
                 where, expected="no exception", got=f"{type(error).__name__}: {error}"
             ) from error
@@ -134,7 +134,7 @@ class Single:
         return returned
 
     def _seen(self, where: str, obs: Any) -> Nest:
-        """Checks an observation, and keeps it to see whether it changes."""
+        """Checks an observation, and keeps it to detect later changes."""
         check_values(f"{where}: obs", obs, self.obs_spec)
         self._given, self._copy, self._from = obs, copied(obs), where
         return self._copy
@@ -154,7 +154,7 @@ class Single:
             )
 
     def _mask(self, where: str, info: Mapping[str, Any], ended: bool) -> Nest:
-        """The mask of the next action in the library's form, without its batch axis."""
+        """The mask of the next action in tfrl's form, without a batch axis."""
         if not self._masked or MASK not in info and ended:
             return None
         thing = f"{where}: info/{MASK}"
@@ -177,7 +177,7 @@ class Single:
         return mask
 
     def check_picture(self) -> None:
-        """Checks what `render` gives for videos, where the environment was made to be drawn."""
+        """Checks the frames of `render` for videos, if the environment can be rendered."""
         if self.env.render_mode != "rgb_array":
             return
         where = f"render of {self.name}"
@@ -192,7 +192,7 @@ class Single:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """An environment, and what is below its wrappers."""
+    """An environment and all environments inside its wrappers."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
@@ -213,10 +213,10 @@ def _check_signature(env: Any) -> None:
 
 
 def check_metadata(env: Any, name: str) -> None:
-    """Checks `metadata`: how an environment can be drawn, and how many pictures a second has.
+    """Checks `metadata`: render modes and frame rate.
 
     Raises:
-      UserError: If it is no dict, or says what cannot be.
+      UserError: If it is no dict or has invalid values.
     """
     metadata = env.metadata
     if not isinstance(metadata, Mapping):
@@ -252,16 +252,16 @@ def check_metadata(env: Any, name: str) -> None:
         )
 
 
-OTHER_STEPS = 30  # that an episode of another seed may take to be another one
+OTHER_STEPS = 30  # within which an episode of another seed has to differ
 
-# Each step: the action, what came of it, and the start that follows where it has ended an episode.
+# Each step: the action, its result, and the next start if it has ended an episode.
 Played = list[tuple[Nest, Answer, Answer | None]]
 
 
 def check_gymnasium(env: gymnasium.Env, steps: int, seed: int, stochastic: bool) -> None:
-    """Checks one environment of Gymnasium; arguments as of `check_env`.
+    """Checks one Gymnasium environment; takes the arguments of `check_env`.
 
-    It is left after a reset, open.
+    It leaves the environment open, after a reset.
     """
     single = Single(env)
     note_unbounded(f"action_space of {single.name}", single.action_spec)
@@ -278,7 +278,7 @@ def check_gymnasium(env: gymnasium.Env, steps: int, seed: int, stochastic: bool)
 
 
 def _play(single: Single, start: Answer, steps: int, rng: np.random.Generator) -> Played:
-    """Takes random steps; where an episode ends, the next one begins without a seed."""
+    """Takes random steps; after an episode's end the next one starts without a seed."""
     played: Played = []
     now = start
     for t in range(1, steps + 1):
@@ -295,13 +295,13 @@ def _play(single: Single, start: Answer, steps: int, rng: np.random.Generator) -
 
 
 def _first(batch: np.ndarray) -> Any:
-    """The only row, in the type that Gymnasium's spaces sample: an array, or an integer."""
+    """The only row, as an array or integer like a sample of Gymnasium's spaces."""
     row = batch[0]
     return np.asarray(row) if row.dtype.kind == "f" else row
 
 
 def _check_again(single: Single, start: Answer, played: Played, seed: int) -> None:
-    """Plays the same once more."""
+    """Repeats the play, and compares."""
     name = single.name
     check_same(f"reset of {name}", start.parts(), single.reset(seed=seed).parts())
     for t, (action, answer, new) in enumerate(played, start=1):
@@ -319,7 +319,7 @@ def _check_again(single: Single, start: Answer, played: Played, seed: int) -> No
 
 
 def _check_others(single: Single, start: Answer, played: Played, seed: int) -> None:
-    """Checks that other seeds lead to other episodes, and resets without one to other starts."""
+    """Checks that other seeds give other episodes, and resets without a seed other starts."""
     starts_differ = False
     for i in range(1, MAX_STARTS + 1):
         other = single.reset(seed=seed + i)
@@ -349,7 +349,7 @@ def _check_others(single: Single, start: Answer, played: Played, seed: int) -> N
 
 
 def _differs(single: Single, played: Played) -> bool:
-    """Whether the first steps are others now. As long as they are not, neither are the masks."""
+    """Whether the first steps differ now. Until they differ, the masks are equal."""
     for t, (action, answer, _) in enumerate(itertools.islice(played, OTHER_STEPS), start=1):
         now = single.step(action, f"step {t}")
         if difference(answer.parts(), now.parts(), exact=True) is not None:
@@ -360,9 +360,9 @@ def _differs(single: Single, played: Played) -> bool:
 
 
 def _check_after_end(single: Single, played: Played, seed: int) -> None:
-    """Takes one step too many.
+    """Takes one step after the end.
 
-    Gymnasium leaves open what it does, and several of its own tasks go on: no error.
+    Gymnasium does not define it, and several of its tasks continue, so it is no error.
     """
     name = single.name
     ends = [t for t, (_, answer, _) in enumerate(played) if answer.ended]
@@ -380,7 +380,7 @@ def _check_after_end(single: Single, played: Played, seed: int) -> None:
         ended = single.step(action, f"step {t}").ended
         if ended:
             break
-    if not ended:  # an environment that says itself that it is not deterministic
+    if not ended:  # declared non-deterministic
         return
     returned = _one_more(single.env, action)
     if returned is not None and len(returned) == 5 and not (returned[2] or returned[3]):
@@ -394,18 +394,18 @@ def _check_after_end(single: Single, played: Played, seed: int) -> None:
 
 
 def _one_more(env: gymnasium.Env, action: Nest) -> Any:
-    """The answer to a step after the end, or None where it is refused."""
+    """The result of a step after the end, or None if the environment refuses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium's own tasks warn
         try:
             return env.step(action)
-        except Exception as error:  # any is right
+        except Exception as error:  # any exception is fine
             logging.getLogger(__name__).debug("A step after the end: %r", error)
             return None
 
 
 def check_vector(env: VectorEnv, steps: int, seed: int, stochastic: bool) -> None:
-    """Checks a vector environment; arguments as of `check_env`. It is left open."""
+    """Checks a vector environment with the arguments of `check_env`; leaves it open."""
     batch = CheckedBatch(env)
     note_unbounded(f"single_action_space of {batch.name}", batch.action_spec)
     start = batch.reset(seed)
@@ -439,19 +439,19 @@ def _play_batch(
 
 
 class CheckedBatch:
-    """Calls a vector environment, and checks whatever it answers.
+    """Calls a vector environment, and checks its results.
 
     Attributes:
       env: The vector environment.
       name: Its id or class.
-      num_envs: How many (B).
+      num_envs: Number of environments (B).
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      mode: Its autoreset mode, as it says itself.
+      mode: Its declared autoreset mode.
     """
 
     def __init__(self, env: VectorEnv):
-        """Checks what can be known before a reset."""
+        """Checks everything known before a reset."""
         self.env, self.name = env, name_of(env)
         self.num_envs = check_num_envs(getattr(env, "num_envs", None))
         self.obs_spec = self._spaces("observation")
@@ -500,7 +500,7 @@ class CheckedBatch:
         return returned
 
     def step(self, action: Nest, t: int) -> Answer:
-        """Takes step `t`, and resets the rows that it ends where nobody else does."""
+        """Takes step `t`, and resets the ended rows if there is no autoreset."""
         where = f"step {t} of {self.name}"
         returned = self.env.step(action)
         check_layout(where, returned, STEP)
@@ -527,7 +527,7 @@ class CheckedBatch:
             )
 
     def _next_step(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
-        """The row after an end is a reset."""
+        """Checks NEXT_STEP: the row after an end is a reset."""
         bad = before & ((answer.reward != 0) | answer.ended)
         if bad.any():
             raise UserError(
@@ -541,7 +541,7 @@ class CheckedBatch:
             )
 
     def _same_step(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
-        """The last observations are in `infos`."""
+        """Checks SAME_STEP: the last observations are in `infos`."""
         rows = np.flatnonzero(answer.ended)
         if not rows.size:
             return
@@ -566,7 +566,7 @@ class CheckedBatch:
             self.last_obs.add(tf.nest.map_structure(_like, last, first), first)
 
     def _disabled(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
-        """Rows that have ended wait for their reset."""
+        """Checks DISABLED: ended rows wait for their reset."""
         if answer.ended.any() and "final_obs" in infos:
             raise UserError(
                 f"{where} under DISABLED: infos",
@@ -577,7 +577,7 @@ class CheckedBatch:
             )
 
     def _reset_rows(self, where: str, answer: Answer) -> None:
-        """Resets the rows that have ended; the others must stay as they are."""
+        """Resets the ended rows; the others must not change."""
         where = f"reset of {self.name} by reset_mask after {where}"
         options = {"reset_mask": answer.ended.copy()}
         obs, infos = self._pair(where, self.env.reset(options=options))
@@ -601,7 +601,7 @@ class CheckedBatch:
     def _mask(self, where: str, infos: Mapping[str, Any], idle: np.ndarray) -> Nest:
         """The masks of Discrete actions, full in rows `idle`.
 
-        Those of other actions have no form that batches share.
+        Masks of other actions have no common batched form.
         """
         spec = self.action_spec
         if MASK not in infos or not isinstance(spec, specs.DiscreteSpec):

@@ -41,17 +41,17 @@ Played = list[tuple[Nest, EnvState]]
 
 
 def check_before_training(env: Env, seed: int, steps: int = 50, seconds: float = 2.0) -> None:
-    """Checks environments shortly, as it is done before a training run.
+    """Checks environments briefly before a training run.
 
-    Those on the host are checked in copies, at most two, which are closed again; those on the
-    device as they are. What training can live with is no error here: episodes that do not depend
-    on the seed. PettingZoo's environments are left out: they cannot be stepped twice from a state.
+    It checks up to two copies of host environments, and closes them; device environments are
+    checked themselves. It accepts episodes that do not depend on the seed, which training allows.
+    It skips PettingZoo's environments, which cannot be stepped twice from a state.
 
     Args:
-      env: What is to be trained in.
-      seed: As of `check_env`.
-      steps: How many steps to take at most; a tenth of them on a device.
-      seconds: How long the first of two plays on the host may take. It has at least one step.
+      env: The environments of the training run.
+      seed: See `check_env`.
+      steps: Maximum number of steps; a tenth of them on a device.
+      seconds: Time limit of the first of two plays on the host, of at least one step.
 
     Raises:
       UserError: For the first thing that is wrong.
@@ -70,10 +70,10 @@ def check_host(
 
     Args:
       env: The environments.
-      steps: As of `check_env`.
-      seed: As of `check_env`.
-      stochastic: As of `check_env`.
-      seconds: How long the first of two plays may take.
+      steps: See `check_env`.
+      seed: See `check_env`.
+      stochastic: See `check_env`.
+      seconds: Time limit of the first of two plays.
 
     Raises:
       UserError: For the first thing that is wrong.
@@ -105,12 +105,12 @@ def check_host(
 
 
 def _seen(state: EnvState) -> dict[str, Any]:
-    """All but the token, which counts the steps of the process."""
+    """All fields but the token, which counts the process's steps."""
     return {name: getattr(state, name) for name in SEEN}
 
 
 class _Watched:
-    """Hands everything on to a backend, and keeps its last answer."""
+    """Forwards all calls to a backend, and keeps its last result."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
@@ -126,7 +126,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _watched(env: HostEnv) -> Iterator[_Watched]:
-    """Shows what the backend gives, which a HostEnv may correct: rewards of rows that reset."""
+    """Records the backend's results, as a HostEnv corrects rewards of rows that reset."""
     backend = env.backend
     watched: Any = _Watched(backend)
     env.backend = watched
@@ -137,28 +137,28 @@ def _watched(env: HostEnv) -> Iterator[_Watched]:
 
 
 class _Player:
-    """Plays episodes, and checks every answer."""
+    """Plays episodes, and checks every result."""
 
     def __init__(self, env: HostEnv, backend: _Watched):
         self.env, self.backend = env, backend
         self.ended = np.zeros(env.num_envs, bool)  # in the last step
-        self._below = self.ended  # the same of the backend, where frozen rows go on
-        self._given: Any = None  # the last state's arrays themselves
-        self._copy: Any = None  # what was in them
+        self._below = self.ended  # the same in the backend, where frozen rows continue
+        self._given: Any = None  # the last state's arrays, not copied
+        self._copy: Any = None  # a copy of their values
         self._from = ""
 
     def reset(self, seed: int) -> EnvState:
-        """Starts episodes, and checks how."""
+        """Starts episodes, and checks their first states."""
         state = self.env.reset(seed)
         self._check(state, "reset")
         check_fresh(state)
         return state
 
     def play(self, state: EnvState, steps: int, rng: np.random.Generator, seconds: float) -> Played:
-        """Takes random steps, as many as fit into the time, at least one."""
+        """Takes random steps within the time limit, at least one."""
         env, played = self.env, []
         contract = Contract(env, _tensors(state), tf.zeros([2], tf.int32), stochastic=False)
-        # Rewards are wrapped above the statistics, which are those of the task.
+        # Reward wrappers lie outside the statistics, which have the task's rewards.
         contract.counts_reward = not env._rewards
         until = time.monotonic() + seconds
         last_obs = LastObs()
@@ -180,7 +180,7 @@ class _Player:
         return played
 
     def _mask(self, state: EnvState, where: str) -> Nest:
-        """The masks of the next actions; rows in which nothing will be done allow everything."""
+        """The masks of the next actions; full in rows without a next action."""
         mask = split_mask(state.obs)[1]
         if mask is None:
             return None
@@ -211,7 +211,7 @@ class _Player:
         self._check_kept(state, where)
 
     def _check_kept(self, state: EnvState, where: str) -> None:
-        """Checks that the arrays of the last state are as they were given out."""
+        """Checks that the arrays of the last state have not changed."""
         differs = (
             None if self._copy is None else first_difference(self._copy, self._given, exact=True)
         )
@@ -226,7 +226,7 @@ class _Player:
         self._from = where
 
     def _check_backend(self, where: str) -> None:
-        """Checks what the backend itself has answered against its autoreset mode."""
+        """Checks the backend's result against its autoreset mode."""
         last, backend = self.backend.last, self.env.backend
         if last is None:
             return

@@ -1,4 +1,4 @@
-"""What environments on the host give, against what their specs promise; for `check_env`."""
+"""Checks the values of host environments against their specs, for `check_env`."""
 
 import dataclasses
 import logging
@@ -13,20 +13,20 @@ from tfrl.envs.action_masks import real_choices
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-MAX_STARTS = 32  # among two starts alone, a correct task fails once in 2^32
-MANY_STARTS = 3  # as many different coincidences are none
-MAX_LISTED = 100  # values that one message shows; a wrong picture has thousands
+MAX_STARTS = 32  # with two starts only, a correct task fails once in 2^32
+MANY_STARTS = 3  # this many coincidences are no chance
+MAX_LISTED = 100  # limit of values in a message; a wrong image has thousands
 
 
 @dataclasses.dataclass
 class Answer:
-    """What a reset or a step has given, in arrays of its own.
+    """The result of a reset or step, in copied arrays.
 
     Attributes:
       obs: The observation.
-      reward: Of one environment, or `[B]`.
-      termination: Likewise.
-      truncation: Likewise.
+      reward: A scalar, or `[B]`.
+      termination: A scalar, or `[B]`.
+      truncation: A scalar, or `[B]`.
       mask: The mask of the next action, a nest of bools like the action, or None.
     """
 
@@ -42,12 +42,12 @@ class Answer:
         return self.termination | self.truncation
 
     def parts(self) -> dict[str, Any]:
-        """All of it, by name."""
+        """All fields, by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
 def note(thing: str, *, expected: str, got: str, remedy: str) -> None:
-    """Logs, in the form of a UserError, what is allowed but seldom meant."""
+    """Logs a probable mistake, which is allowed, in the form of a UserError."""
     text = UserError(thing, expected=expected, got=got, remedy=remedy)
     logging.getLogger(__name__).warning("%s", text)
 
@@ -58,15 +58,15 @@ def check_values(
     """Checks keys, types, shapes, dtypes, finiteness and bounds of every leaf.
 
     Args:
-      thing: What the values are, for messages; the path of the leaf is added.
+      thing: Name of the values in messages; the path of the leaf is appended.
       values: A nest of arrays.
       spec: The nest of specs of one value.
       batch: Leading axes.
-      exact: Whether the dtype must be the spec's own; else it may be one that casts safely to it,
-        as Gymnasium's spaces allow.
+      exact: Whether to require the spec's dtype; else dtypes that cast safely to it are accepted,
+        as in Gymnasium's spaces.
 
     Raises:
-      UserError: For the first leaf that is wrong, with all of its wrong values.
+      UserError: For the first invalid leaf, with all of its invalid values.
     """
     if isinstance(spec, Mapping):
         checks.same_keys(thing, values, spec)
@@ -116,7 +116,7 @@ def _is_array(value: Any) -> bool:
 
 
 def check_finite(thing: str, value: np.ndarray) -> None:
-    """Raises a UserError that lists all values which are NaN or infinite."""
+    """Raises a UserError that lists all NaN and infinite values."""
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return
     raise UserError(thing, expected="finite values", got=listed(value, ~np.isfinite(value)))
@@ -140,7 +140,7 @@ def check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
 
 
 def listed(value: np.ndarray, bad: np.ndarray) -> str:
-    """All bad values with their indices; of more than `MAX_LISTED` the first ones."""
+    """All bad values with their indices; only the first `MAX_LISTED`."""
     places = np.argwhere(bad)
     shown = places[:MAX_LISTED]
     text = ", ".join(
@@ -151,7 +151,7 @@ def listed(value: np.ndarray, bad: np.ndarray) -> str:
 
 
 def described(value: Any) -> str:
-    """What a value is, in a few words."""
+    """A short description of a value."""
     if _is_array(value):
         return f"{value.dtype.name} {list(value.shape)}"
     if isinstance(value, tuple):
@@ -162,7 +162,7 @@ def described(value: Any) -> str:
 
 
 def copied(values: Nest) -> Nest:
-    """Returns a nest with arrays of its own."""
+    """Returns a nest with copied arrays."""
     return tf.nest.map_structure(np.array, values)
 
 
@@ -172,10 +172,10 @@ def difference(a: Nest, b: Nest, exact: bool = False) -> tuple[str, str] | None:
     Args:
       a: A nest.
       b: One of the same structure.
-      exact: Whether the last bits of floats count.
+      exact: Whether to compare floats bit by bit.
 
     Returns:
-      Its path, and all values of `b` there that are not those of `a`; None if there is none.
+      Its path and all differing values of `b`, or None.
     """
     others = struct.paths(b)
     for path, x in struct.paths(a).items():
@@ -195,13 +195,13 @@ def difference(a: Nest, b: Nest, exact: bool = False) -> tuple[str, str] | None:
 def first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any], exact: bool = False
 ) -> tuple[str, str] | None:
-    """As `difference` of two records, in the order of the first one's fields."""
+    """Like `difference`, for two records, in the order of the first one's fields."""
     differences = (difference({name: a[name]}, {name: b[name]}, exact) for name in a)
     return next((f for f in differences if f is not None), None)
 
 
 def check_same(where: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """Raises a UserError where two plays of one seed and the same actions differ."""
+    """Raises a UserError if two plays with equal seeds and actions differ."""
     differs = first_difference(a, b)
     if differs is not None:
         raise UserError(
@@ -222,7 +222,7 @@ def check_starts(
       thing: The reset, for messages.
       size: Environments in the batch (B).
       start: The first observations `[B, ...]`.
-      draw: Returns those of the i-th other seed, i from 1.
+      draw: Returns the first observations of the i-th other seed, i from 1.
       seed_remedy: How to use the seed.
     """
     seeds_differ, rows_differ = False, size == 1 or _rows_differ(start, size)
@@ -250,24 +250,24 @@ def check_starts(
 
 
 def _rows_differ(nest: Nest, size: int) -> bool:
-    """Whether a leaf with a row an environment has two different rows."""
+    """Whether a leaf with one row per environment has two different rows."""
     leaves = [np.asarray(x) for x in tf.nest.flatten(nest)]
     return any(np.any(x[:1] != x) for x in leaves if x.ndim and len(x) == size)
 
 
 class LastObs:
-    """Finds observations said to be the last of an episode that are the first of the next.
+    """Detects last observations of episodes that are really the first of the next.
 
-    Add the rows in which episodes have ended, then call `check`.
+    Add the rows with ended episodes, then call `check`.
     """
 
     def __init__(self) -> None:
-        """Begins with none."""
-        self._starts: set[bytes] = set()  # that were given as last observations too
-        self._right = False  # whether one differed
+        """Starts empty."""
+        self._starts: set[bytes] = set()  # first observations that equal the reported last ones
+        self._right = False  # whether any last observation differed
 
     def add(self, last: Nest, first: Nest) -> None:
-        """Takes the last observation of an episode and the first of the next, of one row."""
+        """Takes the last observation of an episode and the first of the next, in one row."""
         a, b = (
             b"".join(np.asarray(x).tobytes() for x in tf.nest.flatten(o)) for o in (last, first)
         )
@@ -275,7 +275,7 @@ class LastObs:
         self._starts.add(b)
 
     def check(self, thing: str) -> None:
-        """Raises a UserError if several different ones were all the same as the next start."""
+        """Raises a UserError if several different last observations all equal the next start."""
         if not self._right and len(self._starts) >= MANY_STARTS:
             raise UserError(
                 thing,
@@ -286,12 +286,12 @@ class LastObs:
 
 
 def sample_actions(spec: Nest, rng: np.random.Generator, size: int, mask: Nest = None) -> Nest:
-    """Draws valid actions; bounded elements are uniform, unbounded ones are near their bound or 0.
+    """Draws valid actions: uniform if bounded, else near the bound or 0.
 
     Args:
       spec: The nest of specs of one action.
-      rng: What to draw with.
-      size: How many (B).
+      rng: The random generator.
+      size: Number of actions (B).
       mask: A nest of masks like the action's, bool `[B, ...]`, or None.
 
     Returns:
@@ -315,7 +315,7 @@ def sample_actions(spec: Nest, rng: np.random.Generator, size: int, mask: Nest =
         return rng.random(shape) < 0.5
     if spec.dtype.is_integer:
         return rng.integers(low, high, shape, dtype, endpoint=True)
-    # Bounds of 1e30 stand for none, and their difference would overflow.
+    # Bounds of 1e30 mean none, and their difference would overflow.
     has_low, has_high = low > -1e30, high < 1e30
     near, far = (np.where(has_low, low, 0.0), np.where(has_high, high, 0.0))
     step, normal = rng.exponential(size=shape), rng.normal(size=shape)
@@ -325,13 +325,13 @@ def sample_actions(spec: Nest, rng: np.random.Generator, size: int, mask: Nest =
 
 
 def check_mask(thing: str, spec: Nest, mask: Nest, rows: Any = True) -> None:
-    """Raises a UserError where a mask leaves no action to take.
+    """Raises a UserError for a mask without a valid action.
 
     Args:
-      thing: What the mask is, for messages.
+      thing: Name of the mask in messages.
       spec: The nest of specs of one action.
       mask: A nest of masks like the action's, bool `[B, ...]`.
-      rows: Bool `[B]`: those that go on.
+      rows: Bool `[B]`: rows that continue.
     """
     if isinstance(spec, Mapping):
         for key, part in spec.items():
@@ -352,7 +352,7 @@ def check_mask(thing: str, spec: Nest, mask: Nest, rows: Any = True) -> None:
 
 
 def note_unbounded(thing: str, spec: Nest) -> None:
-    """Logs which elements of float actions have no bound on one side or on both."""
+    """Logs the elements of float actions that lack a bound."""
     for path, leaf in struct.paths(spec).items():
         if not leaf.dtype.is_floating:
             continue

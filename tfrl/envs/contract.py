@@ -18,14 +18,14 @@ REMEDY = (
     "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract; "
     "ends of agents are as tfrl.envs.MultiAgentEnv says."
 )
-NUM_STARTS = 64  # that the odds of a start are estimated from
-CHANCE = 1e-6  # repetitions less likely than this are no chance
+NUM_STARTS = 64  # number of resets to estimate a start's probability
+CHANCE = 1e-6  # maximum probability of suspicious repetitions
 
 
 class Contract:
-    """Follows the episodes of an environment and raises a UserError where a row is not as promised.
+    """Tracks the episodes of an environment and raises a UserError for wrong rows.
 
-    `check(state, t)` takes the states in order; all that it keeps is on the host.
+    Call `check(state, t)` with the states in order; its own state is on the host.
     """
 
     def __init__(self, env: Env, state: EnvState, key: tf.Tensor, stochastic: bool):
@@ -33,8 +33,8 @@ class Contract:
 
         Args:
           env: An environment with an autoreset mode.
-          state: What `env.reset` returned.
-          key: int32 [2], for further starts to compare with.
+          state: The result of `env.reset`.
+          key: int32 [2], for other starts to compare with.
           stochastic: Whether successive episodes must start differently.
         """
         self.env, self.mode, self.stochastic = env, env.autoreset, stochastic
@@ -70,13 +70,13 @@ class Contract:
         self.last = state
 
     def _idle(self) -> np.ndarray:
-        """Rows that are no steps of the task."""
+        """Rows that are not steps of the task."""
         if self.mode in (Autoreset.NEXT_STEP, Autoreset.DISABLED):
             return self.ended
         return np.zeros_like(self.ended)
 
     def _count(self, state: EnvState, idle: np.ndarray, where: str) -> None:
-        """Follows length and return, and compares them."""
+        """Tracks length and return, and compares them."""
         if self.mode is not Autoreset.DISABLED:
             self.length[self.ended] = 0
             for total in self.total.values():
@@ -117,10 +117,10 @@ class Contract:
         self._check_starts(state, self.ended, where)
 
     def _check_starts(self, state: EnvState, rows: np.ndarray, where: str) -> None:
-        """Follows how often the rows that start again do so from their first start.
+        """Tracks how often restarted rows repeat their first start.
 
-        A task with few starts repeats them by chance. A row is at fault when it has had no other
-        start and so many repetitions are too unlikely, and all rows when together they are.
+        A task with few starts repeats them by chance. A row without another start fails if its
+        repetitions are too unlikely; all rows fail if this holds jointly.
         """
         if not self.stochastic or not rows.any():
             return
@@ -132,7 +132,7 @@ class Contract:
             return
         if self.odds is None:
             self.odds = self._odds_of_first()
-        # Logarithms of how likely the repetitions of every row are.
+        # Log-probabilities of every row's repetitions.
         likely = np.where(suspect, self.repeats * np.log(self.odds), 0.0)
         fault = suspect & (likely < np.log(CHANCE))
         if not self.renewed.any() and likely.sum() < np.log(CHANCE):
@@ -140,7 +140,7 @@ class Contract:
         _expect(f"{where}: obs", ~fault, "a new start after an end, not the first one again")
 
     def _odds_of_first(self) -> np.ndarray:
-        """An upper bound of the probability [B] of each row's first start, from further resets."""
+        """An upper bound of the probability [B] of each row's first start, from more resets."""
         reset = tf.function(self.env.reset, autograph=False)
         stream = seeding.stream(self.key, "starts")
         same = np.zeros(len(self.first))
@@ -170,18 +170,18 @@ _MODES: dict[Any, Callable[[Contract, EnvState, str], None]] = {
 
 
 def _rewards(state: EnvState) -> dict[str, tf.Tensor]:
-    """The rewards by path: one, or one an agent."""
+    """The rewards by path: one, or one per agent."""
     return struct.paths(state.reward)
 
 
 def _flat(obs: Any) -> np.ndarray:
-    """All leaves side by side, [B, D]."""
+    """All leaves concatenated, [B, D]."""
     leaves = [np.asarray(x) for x in tf.nest.flatten(obs)]
     return np.concatenate([x.reshape(len(x), -1).astype(np.float64) for x in leaves], axis=1)
 
 
 def _changes_reward(env: Env) -> bool:
-    """Whether a wrapper above the episode layer changes the reward that is given out."""
+    """Whether a wrapper above the episode layer changes the reward."""
     while isinstance(env, Wrapper) and env.env.autoreset is not None:
         if isinstance(env, RewardWrapper | RewardSparse | RewardNormalize):
             return True
@@ -204,8 +204,8 @@ def check_agents(env: Env, state: EnvState, where: str) -> Iterator[tuple[str, A
     """Checks the dicts of several agents in a state; yields the leaves to check, with their specs.
 
     Args:
-      env: Any environment; nothing is asked of one with a single agent.
-      state: What `where` returned.
+      env: Any environment; a no-op for a single agent.
+      state: The result of `where`.
       where: "reset" or "step".
     """
     ids = agent_ids(env)
@@ -234,10 +234,10 @@ def check_agents(env: Env, state: EnvState, where: str) -> Iterator[tuple[str, A
 
 
 class MultiAgentContract:
-    """Follows who of the agents has ended, and raises a UserError where a row is not as promised.
+    """Tracks which agents have ended, and raises a UserError for wrong rows.
 
-    `check(state, where)` takes the states in order; a bare environment is taken to be reset after a
-    state in which an environment ended. Without `info["agents"]` there is nothing to follow.
+    Call `check(state, where)` with the states in order; it assumes that a bare environment is reset
+    after an end. Without `info["agents"]` it does nothing.
     """
 
     def __init__(self, env: Env, state: EnvState):
@@ -282,7 +282,7 @@ class MultiAgentContract:
             )
 
     def _begin(self) -> np.ndarray:
-        """Forgets the ends of episodes that are over; returns which rows are steps."""
+        """Clears the ends of finished episodes; returns which rows are steps."""
         mode = self.env.autoreset
         again = np.full_like(self.over, self.over.any()) if mode is None else self.over
         if mode is not Autoreset.DISABLED:
@@ -308,7 +308,7 @@ class MultiAgentContract:
 
 
 def _expect(thing: str, ok: Any, expected: str, got: Any = None) -> None:
-    """Raises a UserError that lists the rows in which something is not as expected."""
+    """Raises a UserError that lists the rows with unexpected values."""
     rows = np.flatnonzero(~np.asarray(ok)).tolist()
     if rows:
         shown = "" if got is None else f" ({got.tolist()})"

@@ -1,8 +1,8 @@
 """The environment protocol for device environments, and the base of wrappers.
 
-An environment is an immutable object of logic (`struct.logic_dataclass`); what changes lives in
-the `EnvState` that is passed in and returned, so that a step can be compiled, looped over, saved
-and replayed. All environments are natively batched: every leaf has a leading axis `[B]`.
+An environment is an immutable object of logic (`struct.logic_dataclass`); the `EnvState` holds its
+state and is passed in and returned, so that a step can be compiled, looped over, saved and
+replayed. All environments are natively batched: every leaf has a leading axis `[B]`.
 """
 
 import abc
@@ -23,17 +23,17 @@ from tfrl.types import EnvState, Nest
 
 @loadable
 class Autoreset(enum.Enum):
-    """What happens when an episode ends.
+    """The behaviour at the end of an episode.
 
     Attributes:
       NEXT_STEP: The step that ends an episode returns its terminal observation; the next step
         ignores its action and returns the first observation of a new episode. That row is invalid.
       SAME_STEP: The step that ends an episode returns the first observation of a new episode as
         `obs`, and the terminal one as `info["final_obs"]`. Every row is valid.
-      SAME_STEP_CACHED: As SAME_STEP, but each environment restores the start state of its first
-        episode: fastest, and without new randomness.
-      DISABLED: The state freezes after the end. Frozen rows are invalid, their reward is 0 and
-        their end flags stay up.
+      SAME_STEP_CACHED: As SAME_STEP, but each environment reuses the start state of its first
+        episode: fastest, but without new random starts.
+      DISABLED: The state freezes after the end. Frozen rows are invalid, with reward 0 and
+        unchanged end flags.
     """
 
     NEXT_STEP = "NEXT_STEP"
@@ -60,13 +60,13 @@ class Autoreset(enum.Enum):
 class Env(abc.ABC):
     """A batch of environments as pure functions of their state.
 
-    `step` reads `state.env_state` and nothing else of the state that it is given: the other fields
-    are results, which wrappers may change. Every leaf of a bare environment's `env_state` has the
-    leading axis [B] (a key of its own is int32 [B, 2]), so that rows can be reset one by one.
+    `step` reads only `state.env_state`: the other fields are results, which wrappers may change.
+    Every leaf of a bare environment's `env_state` has the leading axis [B] (a key is int32 [B, 2]),
+    so that rows can be reset individually.
 
-    A *bare* environment (`autoreset` is None) implements the task only: `step` returns the true
-    successor, and what a step after an end does is up to it. `tfrl.make_env` adds time limit,
-    episode statistics and autoreset; only such environments may be given to `rollout`.
+    A *bare* environment (`autoreset` is None) implements only the task: `step` returns the true
+    successor; a step after an end may return anything. `tfrl.make_env` adds time limit, episode
+    statistics and autoreset, which `rollout` requires.
     """
 
     @property
@@ -82,7 +82,7 @@ class Env(abc.ABC):
     @property
     @abc.abstractmethod
     def num_envs(self) -> int:
-        """How many environments the batch has (B)."""
+        """The number of environments in the batch (B)."""
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -91,12 +91,12 @@ class Env(abc.ABC):
 
     @property
     def action_repeat(self) -> int:
-        """Frames of the task that one step takes."""
+        """Frames of the task per step."""
         return 1
 
     @property
     def info_fields(self) -> tuple[str, ...]:
-        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        """Names in `info` whose values at episode ends are metrics of a run."""
         return ()
 
     @property
@@ -106,7 +106,7 @@ class Env(abc.ABC):
 
     @property
     def steps_in_xla(self) -> bool:
-        """Whether a step is a program of XLA in graph mode too."""
+        """Whether XLA also compiles a step in graph mode."""
         return False
 
     @property
@@ -117,11 +117,11 @@ class Env(abc.ABC):
     def with_num_envs(self, num_envs: int) -> "Env":
         """Returns the same task and wrappers with another number of environments.
 
-        Under a strategy every replica steps a part of them. By default it is `replace(num_envs=)`
-        of a `logic_dataclass` with that field.
+        Under a strategy every replica steps a part of them. The default is `replace(num_envs=)`,
+        for a `logic_dataclass` with that field.
 
         Raises:
-          UserError: If the environment cannot tell how.
+          UserError: If the environment does not support it.
         """
         if num_envs == self.num_envs:
             return self
@@ -144,8 +144,8 @@ class Env(abc.ABC):
           key: int32 [2], see `tfrl.seeding`.
 
         Returns:
-          A state with reward 0 and both end flags False, of the same structure, shapes and dtypes
-          as `step` returns.
+          A state with reward 0 and both end flags False, with the structure, shapes and dtypes of
+          `step`'s result.
         """
 
     @abc.abstractmethod
@@ -167,11 +167,11 @@ class Env(abc.ABC):
 
     @property
     def has_scenes(self) -> bool:
-        """Whether `write_scene` writes one."""
+        """Whether `write_scene` is supported."""
         return False
 
     def write_scene(self, states: Sequence[EnvState], path: pathlib.Path) -> None:
-        """Writes what environment 0 does over some states as a page to look at from any side.
+        """Writes the states of environment 0 as an interactive 3D page.
 
         Args:
           states: The states, outside of compiled code.
@@ -182,7 +182,7 @@ class Env(abc.ABC):
 
 @struct.logic_dataclass
 class Wrapper(Env):
-    """Passes everything through to `env`; subclasses change what they are for."""
+    """Forwards everything to `env`; subclasses override methods."""
 
     env: Env
 
@@ -241,9 +241,9 @@ class Wrapper(Env):
         return self.env.step(state, action)
 
     def inner_state(self, state: EnvState) -> EnvState:
-        """Returns the wrapped environment's own state out of the wrapper's.
+        """Returns the wrapped environment's state from the wrapper's.
 
-        A wrapper that keeps state of its own overrides this; renderers reach the task through it.
+        A wrapper with its own state overrides this; renderers use it to reach the task's state.
         """
         return state
 
@@ -275,7 +275,7 @@ def initial_state(env: Env, *, env_state: Nest, obs: Nest, info: Nest = None) ->
 
 
 def carrying(env_state: Nest) -> EnvState:
-    """Returns a state that holds `env_state` only: all that `Env.step` reads."""
+    """Returns a state with only `env_state`, which is all that `Env.step` reads."""
     nothing: Any = None
     return EnvState(
         env_state=env_state,
@@ -289,14 +289,14 @@ def carrying(env_state: Nest) -> EnvState:
 
 def where_rows(mask: tf.Tensor, a: Any, b: Any) -> Any:
     """Takes each row of the batch from nest `a` where `mask` [B] is True, else from nest `b`."""
-    done: dict[tuple[int, int], tf.Tensor] = {}  # a tensor that is in a nest twice is chosen once
+    done: dict[tuple[int, int], tf.Tensor] = {}  # select a repeated tensor once
 
     def choose(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         if x is y:
             return x
         pair = (id(x), id(y))
         if pair not in done:
-            # The one form of select that takes whole rows by a mask [B], without a broadcast.
+            # The only select that takes whole rows by a mask [B], without broadcasting.
             done[pair] = tf.raw_ops.Select(condition=mask, x=x, y=y)
         return done[pair]
 

@@ -1,4 +1,4 @@
-"""Calls into a user's environment: which one is running, and what it raised.
+"""Calls into a user's environment: the running call, and its errors.
 
 No TensorFlow here: worker processes and the launcher import this module.
 """
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from tfrl.errors import UserError
 
 _TFRL = pathlib.Path(__file__).resolve().parents[1]
-# Packages whose frames stand between tfrl and the user's code.
+# Packages with frames between tfrl and the user's code.
 _BETWEEN = ("gymnasium", "pettingzoo", "tensorflow", "tf_agents")
 
 
@@ -23,13 +23,13 @@ class EnvError(UserError):
     """
 
     def __init__(self, thing: str, *, expected: str, got: Any, remedy: str, user_traceback: str):
-        """Builds the paragraph.
+        """Builds the message.
 
         Args:
-          thing: What the error is about.
-          expected: What would have been right.
-          got: What was found instead.
-          remedy: What to do now.
+          thing: The subject of the error.
+          expected: The expected value or behaviour.
+          got: The actual one.
+          remedy: The remedy.
           user_traceback: Text of the user's traceback, or "".
         """
         super().__init__(thing, expected=expected, got=got, remedy=remedy)
@@ -37,12 +37,12 @@ class EnvError(UserError):
 
 
 class RunningCall:
-    """Marks a call into an environment, so that a watchdog can tell whether it hangs.
+    """Marks a call into an environment, so that a watchdog detects hangs.
 
-    Use one object in `with` statements; it is cheap enough for every step.
+    Use one object in `with` statements; its cost is small enough for every step.
 
     Attributes:
-      current: Name of the environment and `time.monotonic()` at which its call began, or None.
+      current: Name of the environment and `time.monotonic()` at the start of its call, or None.
     """
 
     current: ClassVar[tuple[str, float] | None] = None
@@ -61,27 +61,27 @@ class RunningCall:
 
 
 class HostErrors:
-    """Keeps the last UserError of a host call in a graph, of which TensorFlow hands on the text.
+    """Keeps the last UserError of a host call in a graph; TensorFlow passes on only its text.
 
     Attributes:
-      last: It, or None.
+      last: The error, or None.
     """
 
     last: ClassVar[UserError | None] = None
 
     @classmethod
     def behind(cls, error: BaseException) -> UserError | None:
-        """Returns the error that TensorFlow's `error` tells of, or None."""
+        """Returns the UserError that caused TensorFlow's `error`, or None."""
         return cls.last if cls.last is not None and str(cls.last) in str(error) else None
 
 
 def env_error(error: Exception, thing: str, remedy: str) -> UserError:
-    """Returns what to raise for an exception of an environment; a UserError stays as it is.
+    """Returns the error to raise for an environment's exception; a UserError is unchanged.
 
     Args:
-      error: What the environment raised.
+      error: The environment's exception.
       thing: The call, with the environment's id.
-      remedy: How to repeat it.
+      remedy: How to reproduce it.
     """
     if isinstance(error, UserError):
         return error
@@ -98,7 +98,7 @@ def env_error(error: Exception, thing: str, remedy: str) -> UserError:
 def user_traceback(error: BaseException) -> str:
     """Returns the traceback of an exception without the frames of tfrl and of libraries below it.
 
-    An exception that has no other frames keeps them all.
+    An exception without other frames keeps all of them.
     """
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report

@@ -1,4 +1,4 @@
-"""What a `gymnasium.Env` returns, checked at every step against its own spaces.
+"""Checks the results of a `gymnasium.Env` against its spaces at every step.
 
 No TensorFlow here: processes of environments import this module.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from tfrl.errors import UserError
 
-_CAST: set[str] = set()  # observations whose cast this process has told of
+_CAST: set[str] = set()  # observations with a logged cast in this process
 
 Check = Callable[[Any], Any]
 
@@ -22,18 +22,18 @@ STEP = ("observation", "reward", "terminated", "truncated", "info dict")
 
 
 def observation_fits(space: gymnasium.Space, thing: str, exact: bool = False) -> Check:
-    """Makes a check of observations, cheap enough for every step.
+    """Returns a check of observations that is fast enough for every step.
 
-    Bounds are not looked at: environments leave them by rounding; `tfrl.envs.check_env` does. If
-    not exact, another dtype passes that can be cast within its kind, as float64 to float32, since
-    many environments return such. A process warns of it once; integers that would wrap are an
-    error, and floats that become inf are found out in the batch.
+    It ignores bounds, which rounding may exceed; `tfrl.envs.check_env` checks them. Unless exact,
+    it accepts dtypes that can be cast within their kind, e.g. float64 to float32, as many
+    environments return them. A process warns once about a cast. Integers that would wrap are an
+    error; floats that become inf are detected in the batch.
 
     Args:
       space: The observation space.
-      thing: What messages call an observation.
-      exact: Whether dtypes must be the space's, numbers finite, and observations of spaces beyond
-        the common ones contained in them.
+      thing: Name of an observation in messages.
+      exact: Whether to require the space's dtypes, finite numbers, and containment for uncommon
+        spaces.
 
     Returns:
       A function that returns an observation as arrays, integers of Discrete spaces in the space's
@@ -97,7 +97,7 @@ def _check_contained(obs: Any, thing: str, space: gymnasium.Space) -> Any:
 
 
 def _check_cast(thing: str, array: Any, dtype: np.dtype) -> None:
-    """Says once that a wider type is cast; integers that would wrap are an error."""
+    """Logs the cast of a wider dtype once; integers that would wrap are an error."""
     if dtype.kind in "iu" and array.size:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
         if array.min() < low or array.max() > high:
@@ -150,8 +150,8 @@ def number(thing: str, value: Any) -> float:
     """Returns a reward as a float.
 
     Args:
-      thing: What messages call it.
-      value: What the environment gave: a number, or an array of one.
+      thing: Its name in messages.
+      value: The environment's reward: a number, or an array of one.
 
     Raises:
       UserError: If it is neither.
@@ -188,9 +188,9 @@ def check_layout(thing: str, answer: Any, parts: tuple[str, ...]) -> None:
     """Raises a UserError unless an answer is a tuple of the right length that ends in a dict.
 
     Args:
-      thing: What messages call it, such as "reset() of CartPole-v1".
-      answer: What the environment returned.
-      parts: What the tuple should hold, `RESET` or `STEP`.
+      thing: Its name in messages, e.g. "reset() of CartPole-v1".
+      answer: The environment's result.
+      parts: The expected parts of the tuple, `RESET` or `STEP`.
     """
     if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], Mapping):
         return
@@ -201,7 +201,7 @@ def check_layout(thing: str, answer: Any, parts: tuple[str, ...]) -> None:
 
 
 def bad_step(name: str, got: str) -> UserError:
-    """Returns the error of a step of another layout, which a wrapper could not take apart."""
+    """Returns the error for a step result that a wrapper could not unpack."""
     return _bad(f"step() of {name}", STEP, got)
 
 

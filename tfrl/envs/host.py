@@ -1,8 +1,8 @@
-"""Environments whose state lives in Python objects on the host, behind the device protocol.
+"""Environments with state in Python objects on the host, behind the device protocol.
 
-Such an environment keeps only a token in `env_state`: it cannot be copied, rewound or compiled by
-XLA. A reset touches the objects, so the episode layer must say which rows it wants to be reset:
-`reset_rows` does, through the key, which every wrapper hands on as it is.
+Their `env_state` holds only a token: they cannot be copied, rewound or compiled by XLA. A reset
+changes the objects, so the episode layer must select the rows to reset: `reset_rows` does this
+through the key, which wrappers pass on unchanged.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class RowsKey(struct.Struct):
 
     Attributes:
       key: int32 [2].
-      rows: bool [B], the rows to reset; what is returned in the others is undefined.
+      rows: bool [B], the rows to reset; results of other rows are undefined.
     """
 
     key: tf.Tensor
@@ -30,22 +30,22 @@ class RowsKey(struct.Struct):
 
 
 def on_host(env: Env) -> bool:
-    """Tells whether the state of an environment lives on the host."""
+    """Tells whether an environment's state is on the host."""
     return bool(getattr(env.unwrapped, "on_host", False))
 
 
 def reset_rows(env: Env, key: tf.Tensor, rows: tf.Tensor) -> EnvState:
-    """Resets an environment for some rows [B]; a device environment, all of them at no harm."""
+    """Resets some rows [B] of an environment; for a device environment all, harmlessly."""
     reset_key: Any = RowsKey(key=key, rows=rows) if on_host(env) else key
     return env.reset(reset_key)
 
 
 def check_place(thing: str, replicas: int | None = None) -> None:
-    """Raises a UserError where the host cannot be reached: under XLA, or on several replicas.
+    """Raises a UserError if the host is not reachable: under XLA, or on several replicas.
 
     Args:
       thing: The environment, for the message.
-      replicas: How many there are; None for those of the strategy in force.
+      replicas: Number of replicas; None for the current strategy's.
     """
     if in_xla():
         raise UserError(

@@ -1,4 +1,4 @@
-"""`HostEnv`: environments of Python and C++ on the host, in the shape of device environments."""
+"""`HostEnv`: Python and C++ environments on the host, with the interface of device environments."""
 
 import copy as copy_lib
 import weakref
@@ -18,7 +18,7 @@ from tfrl.types import EnvState, Nest
 
 Wrapping = Callable[[Any], Any]
 
-_ONE = np.int32(1)  # NumPy takes longer for Python's
+_ONE = np.int32(1)  # faster in NumPy than a Python int
 _FOLLOWS = {
     Autoreset.NEXT_STEP: (Autoreset.NEXT_STEP,),
     Autoreset.SAME_STEP: (Autoreset.SAME_STEP,),
@@ -27,15 +27,14 @@ _FOLLOWS = {
 
 
 class HostEnv(Env):
-    """A batch of environments on the host that answers in NumPy, as device environments answer.
+    """A batch of host environments with the interface of device environments, in NumPy.
 
-    `reset` and `step` return `EnvState`s with the same fields and the same `info` as those of
-    `tfrl.make_env`: the true successor at every step, both end flags, rows that exist only because
-    of an autoreset, returns and lengths. So `rollout`, `Evaluator`, `EpisodeCollector` and
-    `OnPolicyWorkflow` take it like any other. What the host does not allow:
+    `reset` and `step` return `EnvState`s with the fields and `info` of `tfrl.make_env`: the true
+    successor at every step, both end flags, autoreset rows, returns and lengths. So `rollout`,
+    `Evaluator`, `EpisodeCollector` and `OnPolicyWorkflow` accept it. There are two limits:
 
-    * It is stepped in Python; nothing that steps it can be compiled.
-    * It has one state, the newest: a step from an older one is an error. A checkpoint does not hold
+    * Python steps it; code that steps it cannot be compiled.
+    * It has only the newest state: a step from an older one is an error. Checkpoints do not contain
       it; a resumed run begins new episodes.
 
     Use it in a `with` statement, or call `close`.
@@ -45,26 +44,26 @@ class HostEnv(Env):
 
     @property
     def halves(self) -> "tuple[HostEnv, ...]":
-        """The batches that are stepped in turn; here one, see `tfrl.envs.host_halves`."""
+        """The batches that step in turn; here one, see `tfrl.envs.host_halves`."""
         return (self,)
 
     def states_of(self, state: EnvState) -> list[EnvState]:
-        """Parts a state into those of `halves`."""
+        """Splits a state into those of `halves`."""
         return [state]
 
     def __init__(
         self, backend: Backend, autoreset: Autoreset | str, rewards: Sequence[HostReward] = ()
     ):
-        """Puts episode statistics and the autoreset contract on a backend.
+        """Adds episode statistics and autoreset to a backend.
 
         Args:
           backend: The environments.
-          autoreset: NEXT_STEP, SAME_STEP or DISABLED; the first two only where the backend has
-            that very mode.
-          rewards: What maps the rewards, above the statistics of episodes; see `wrapped`.
+          autoreset: NEXT_STEP, SAME_STEP or DISABLED; the first two only if the backend has this
+            mode.
+          rewards: Maps of the rewards, above the episode statistics; see `wrapped`.
 
         Raises:
-          UserError: For a mode that the backend cannot do.
+          UserError: For a mode that the backend does not support.
         """
         self.backend = backend
         self._mode = Autoreset.parse(autoreset)
@@ -82,23 +81,23 @@ class HostEnv(Env):
         self._returns = np.zeros(size, np.float32)
         self._lengths = np.zeros(size, np.int32)
         self._ended = np.zeros(size, bool)  # in the last step
-        self._frozen: EnvState | None = None  # what the rows that are over show, under DISABLED
-        self._below: Nest = None  # what they would show
+        self._frozen: EnvState | None = None  # the frozen part of ended rows, under DISABLED
+        self._below: Nest = None  # the unfrozen observations
         self._token = 0
         self._running = RunningCall(backend.name)
         self._rewards = tuple(rewards)
-        # Compiled policies that act in it, made by `tfrl.rollout`.
+        # Cached policies of `tfrl.rollout`.
         self.policies: dict[Any, Any] = {}
         self._finalizer = weakref.finalize(self, backend.close)
 
     # What it is.
 
     def logic(self) -> Any:
-        """Returns what functions that are compiled for these environments may depend on."""
+        """Returns the key of compiled functions for these environments."""
         return [half.form() for half in self.halves]
 
     def form(self) -> Any:
-        """Returns what all environments of the same task, made alike, have in common."""
+        """Returns a key that is equal for environments of the same task and arguments."""
         backend = self.backend
         names = ("name", "num_envs", "obs_spec", "action_spec", "autoreset", "max_episode_steps")
         own = [getattr(backend, name) for name in (*names, "info_spec", "clips_actions")]
@@ -116,7 +115,7 @@ class HostEnv(Env):
 
     @property
     def num_envs(self) -> int:
-        """How many environments there are."""
+        """The number of environments."""
         return self.backend.num_envs
 
     @property
@@ -126,7 +125,7 @@ class HostEnv(Env):
 
     @property
     def info_fields(self) -> tuple[str, ...]:
-        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        """Names in `info` whose values at episode ends are metrics of a run."""
         return self.backend.info_fields
 
     @property
@@ -136,11 +135,11 @@ class HostEnv(Env):
 
     @property
     def render_fps(self) -> float:
-        """Frames per second of its pictures."""
+        """Frames per second for rendering."""
         return self.backend.render_fps
 
     def with_num_envs(self, num_envs: int) -> "HostEnv":
-        """Returns this, or other environments of the same task if the number differs."""
+        """Returns itself, or new environments of the same task if the number differs."""
         return self if num_envs == self.num_envs else self.copy(num_envs)
 
     def copy(
@@ -152,9 +151,9 @@ class HostEnv(Env):
         """Returns other environments of the same task.
 
         Args:
-          num_envs: How many; as many as here if None.
-          render: Whether they can be drawn.
-          autoreset: Their mode; that of these if None and such can be had.
+          num_envs: Their number; unchanged if None.
+          render: Whether they can render.
+          autoreset: Their mode; if None, the same if possible.
         """
         asked = None if autoreset is None else Autoreset.parse(autoreset)
         own = None if asked is Autoreset.DISABLED else asked
@@ -166,13 +165,13 @@ class HostEnv(Env):
         return HostEnv(backend, autoreset, copy_lib.deepcopy(self._rewards))
 
     def tolerant(self) -> "HostEnv":
-        """Returns other environments of the same task, in which one may fail, see `Backend`."""
+        """Returns new environments of the same task with tolerated failures, see `Backend`."""
         with self._running:
             backend = self.backend.tolerant()
         return HostEnv(backend, self._mode, copy_lib.deepcopy(self._rewards))
 
     def wrapped(self, wrappers: Iterable[Wrapping]) -> "HostEnv":
-        """Returns these environments with reward wrappers of device environments around them.
+        """Returns these environments with reward wrappers of device environments.
 
         Args:
           wrappers: Functions `Env -> Env` that wrap in `RewardScale`, `RewardClip` or
@@ -205,8 +204,8 @@ class HostEnv(Env):
         """Starts an episode in every environment.
 
         Args:
-          key: An int seed, or int32 [2] as for device environments. Environment i begins with a
-            seed of its own that follows from it, whatever the number of environments.
+          key: An int seed, or int32 [2] as for device environments. Environment i gets a seed
+            derived from it and i, independent of the number of environments.
         """
         return self.begin(row_seeds(key, self.num_envs))
 
@@ -235,7 +234,7 @@ class HostEnv(Env):
         return self.receive()
 
     def send(self, state: EnvState, action: Nest) -> None:
-        """Starts a step, which `receive` ends; meanwhile the caller may do something else."""
+        """Starts a step, which `receive` ends; the caller can do other work in between."""
         token = state.env_state["token"]
         if int(token) != self._token:
             self._check_open()
@@ -250,7 +249,7 @@ class HostEnv(Env):
             self.backend.send(self._allowed(action))
 
     def _allowed(self, action: Nest) -> Nest:
-        """Actions for rows that go on unseen after their end, which the agent knows nothing of."""
+        """Valid actions for ended rows that continue unused."""
         below, frozen = self._below, self._frozen
         if frozen is None or not isinstance(below, Mapping) or MASK not in below:
             return action
@@ -258,11 +257,11 @@ class HostEnv(Env):
         return first_valid(self.action_spec, below[MASK], action, over) if over.any() else action
 
     def receive(self) -> EnvState:
-        """Returns the state after the step that `send` began."""
+        """Returns the state after the step started by `send`."""
         with self._running:
             step = self.backend.receive()
         reward = np.asarray(step.reward, np.float32)
-        fresh = self._ended  # rows that ended at the last step
+        fresh = self._ended  # rows that ended in the last step
         self._check_values(step)
         if self._mode is Autoreset.DISABLED:
             return self._disabled(step, reward)
@@ -281,11 +280,11 @@ class HostEnv(Env):
         return self._state(step, np.zeros(self.num_envs, bool), reward)
 
     def _check_values(self, step: Step) -> None:
-        """Refuses numbers that are not finite, but where nobody sees them."""
+        """Rejects non-finite numbers, except in unused rows."""
         if is_finite(step):
             return
         unseen = self._ended & (self._mode is Autoreset.DISABLED)
-        # The reward of a row that was reset in this step is no reward.
+        # The reward of a row reset in this step is ignored.
         unpaid = unseen
         if self.backend.autoreset is Autoreset.NEXT_STEP:
             unpaid = self._ended
@@ -294,7 +293,7 @@ class HostEnv(Env):
         check_finite(self.backend.name, step, unpaid, unseen, lengths + 1)
 
     def _state(self, step: Step, first: np.ndarray, reward: np.ndarray | None = None) -> EnvState:
-        """Makes the state of an answer; `first` are rows that exist because of an autoreset."""
+        """Makes the state from a backend step; `first` marks autoreset rows."""
         self._token += 1
         termination, truncation = step.termination, step.truncation
         self._ended = termination | truncation
@@ -321,7 +320,7 @@ class HostEnv(Env):
         )
 
     def _disabled(self, step: Step, reward: np.ndarray) -> EnvState:
-        """Freezes rows after their end; below, unseen, they go on."""
+        """Freezes rows after their end; the backend's rows continue unused."""
         before, self._below = self._frozen, step.obs
         over = np.zeros(self.num_envs, bool)
         if before is not None:
@@ -348,29 +347,29 @@ class HostEnv(Env):
         return state
 
     def with_task_rewards(self) -> "HostEnv":
-        """Returns these environments, or copies that pay the rewards of the task."""
+        """Returns these environments, or copies with the task's rewards."""
         if not self._rewards:
             return self
         copy = self.copy()
         copy._rewards = ()
         return copy
 
-    # What outlives episodes.
+    # State across episodes.
 
     def kept_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns what a checkpoint has to hold of the environments: statistics of rewards."""
+        """Returns the environments' state for a checkpoint: reward statistics."""
         states = {str(i): paid.state() for i, paid in enumerate(self._rewards)}
         return {name: state for name, state in states.items() if state}
 
     def load_kept_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `kept_state` returned; after `reset`, which forgets it."""
+        """Restores the result of `kept_state`; call it after `reset`, which clears it."""
         for name, own in state.items():
             self._rewards[int(name)].load(own)
 
-    # The rest.
+    # Other methods.
 
     def render(self, state: EnvState | None = None, index: int = 0) -> np.ndarray:
-        """Draws environment `index` as it is now; made by `copy(render=True)` only."""
+        """Renders environment `index` now; requires `copy(render=True)`."""
         with self._running:
             return self.backend.render(index)
 
@@ -384,9 +383,9 @@ class HostEnv(Env):
             )
 
     def close(self) -> None:
-        """Frees the environments; a second call does nothing."""
+        """Closes the environments; a second call does nothing."""
         self.policies.clear()
-        self._token += 1  # no state is the newest any more
+        self._token += 1  # all states are outdated now
         self._finalizer()
 
     def __enter__(self) -> "HostEnv":
@@ -401,11 +400,11 @@ class HostEnv(Env):
 def row_seeds(key: Any, num_envs: int) -> np.ndarray:
     """Returns a seed for each environment, distinct, int64 `[B]` in [0, 2^31).
 
-    Seed i depends on the key and on i only.
+    Seed i depends only on the key and i.
 
     Args:
       key: An int seed, or a key int32 [2].
-      num_envs: How many (B).
+      num_envs: B.
     """
     entropy = [int(x) & 0xFFFFFFFF for x in np.ravel(np.asarray(key))]
     seeds: list[int] = []
@@ -419,7 +418,7 @@ def row_seeds(key: Any, num_envs: int) -> np.ndarray:
 
 
 def where(rows: np.ndarray, a: Nest, b: Nest) -> Nest:
-    """Takes rows `[B]` of the nest `a` and the others of `b`."""
+    """Takes rows where `rows` [B] is True from `a`, others from `b`."""
 
     def select(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(rows.reshape(rows.shape + (1,) * (np.ndim(x) - 1)), x, y)

@@ -1,4 +1,4 @@
-"""Two halves of a batch of host environments: one steps while the other's actions are computed."""
+"""Double buffering: half of the host environments step while the policy acts for the others."""
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,18 +14,18 @@ from tfrl.types import EnvState, Nest
 
 
 class Halves(HostEnv):
-    """A `HostEnv` made of two of half its size, which `rollout` steps in turn.
+    """A `HostEnv` of two halves, which `rollout` steps in turn.
 
-    While the processes or threads of one half step, the policy acts for the other. It pays where
-    both take time and there are cores for both. A reward that is normalised has statistics of its
-    own in each half.
+    While the processes or threads of one half step, the policy acts for the other. It helps if both
+    take time and there are cores for both. Reward normalisation has separate statistics in each
+    half.
 
     Attributes:
       parts: The halves.
     """
 
     def __init__(self, *parts: HostEnv):
-        """Joins two batches of the same task, the first rows and as many further ones."""
+        """Joins two equal batches of the same task."""
         self.parts = parts
         self.backend = parts[0].backend
         self._mode = parts[0].autoreset
@@ -39,7 +39,7 @@ class Halves(HostEnv):
 
     @property
     def num_envs(self) -> int:
-        """How many environments there are."""
+        """The number of environments."""
         return sum(part.num_envs for part in self.parts)
 
     def copy(
@@ -48,7 +48,7 @@ class Halves(HostEnv):
         render: bool = False,
         autoreset: Autoreset | str | None = None,
     ) -> HostEnv:
-        """Returns others of the same task, in halves too unless they are odd in number."""
+        """Returns new environments of the same task, in halves if their number is even."""
         size = num_envs or self.num_envs
         if size % 2 or render:
             return self.parts[0].copy(size, render, autoreset)
@@ -63,17 +63,17 @@ class Halves(HostEnv):
         return self
 
     def with_task_rewards(self) -> HostEnv:
-        """Returns these environments, or copies that pay the rewards of the task."""
+        """Returns these environments, or copies with the task's rewards."""
         plain = [part.with_task_rewards() for part in self.parts]
         same = all(p is q for p, q in zip(plain, self.parts, strict=True))
         return self if same else self._of(plain)
 
     def _of(self, parts: Sequence[HostEnv]) -> HostEnv:
-        """Other parts, used as these are."""
+        """The same structure with other parts."""
         return Halves(*parts)
 
     def reset(self, key: Any) -> EnvState:
-        """Starts an episode in every environment, with the seeds that one batch would have."""
+        """Starts an episode in every environment, with the seeds of a single batch."""
         seeds = np.split(row_seeds(key, self.num_envs), len(self.parts))
         return join([part.begin(own) for part, own in zip(self.parts, seeds, strict=True)])
 
@@ -84,7 +84,7 @@ class Halves(HostEnv):
             part.send(own, given)
 
     def receive(self) -> EnvState:
-        """Returns the state after the step that `send` began."""
+        """Returns the state after the step started by `send`."""
         return join([part.receive() for part in self.parts])
 
     def states_of(self, state: EnvState) -> list[EnvState]:
@@ -98,17 +98,17 @@ class Halves(HostEnv):
         return [own.replace(env_state={"token": t}) for own, t in zip(rows, tokens, strict=True)]
 
     def close(self) -> None:
-        """Frees all parts; a second call does nothing."""
+        """Closes all parts; a second call does nothing."""
         self.policies.clear()
         self._finalizer()
 
     def kept_state(self) -> dict[str, Any]:
-        """Returns what a checkpoint has to hold of the environments: statistics of rewards."""
+        """Returns the environments' state for a checkpoint: reward statistics."""
         states = {str(i): part.kept_state() for i, part in enumerate(self.parts)}
         return {name: state for name, state in states.items() if state}
 
     def load_kept_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `kept_state` returned; after `reset`, which forgets it."""
+        """Restores the result of `kept_state`; call it after `reset`, which clears it."""
         for name, own in state.items():
             self.parts[int(name)].load_kept_state(own)
 
@@ -120,9 +120,9 @@ def buffered(
 
     Args:
       name: The id, for messages.
-      make: Makes some number of environments.
-      num_envs: How many in all.
-      double_buffer: Whether two halves are made.
+      make: Makes a number of environments.
+      num_envs: Total number of environments.
+      double_buffer: Whether to make two halves.
 
     Raises:
       UserError: For an odd number of environments in halves.
@@ -149,7 +149,7 @@ def split(nest: Nest, count: int = 2) -> list[Nest]:
 
 
 def join(states: list[EnvState]) -> EnvState:
-    """Puts the rows of states together; the tokens stay side by side."""
+    """Concatenates the rows of states; keeps all tokens."""
     tokens = np.array([s.env_state["token"] for s in states])
     rows = [s.replace(env_state=None) for s in states]
     joined = tf.nest.map_structure(lambda *xs: np.concatenate(xs), *rows)

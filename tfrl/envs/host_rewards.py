@@ -1,4 +1,4 @@
-"""The reward wrappers of device environments in NumPy, as `HostEnv` pays rewards."""
+"""The reward wrappers of device environments in NumPy, for `HostEnv`."""
 
 import abc
 from typing import Any
@@ -17,32 +17,32 @@ from tfrl.ops.statistics import COUNTED_SCALES, OUTLIER_SCALES
 
 
 class HostReward(abc.ABC):
-    """Maps the rewards of every step; the statistics of episodes count what came before it."""
+    """Maps the rewards of every step; episode statistics use the original rewards."""
 
     @abc.abstractmethod
     def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Returns what is paid for a step.
+        """Returns the mapped rewards of a step.
 
         Args:
-          reward: float32 `[B]`; 0 in rows that are no step.
-          valid: bool `[B]`, rows that are a step.
+          reward: float32 `[B]`; 0 in rows that are not steps.
+          valid: bool `[B]`, rows that are steps.
           ended: bool `[B]`, rows in which an episode ended.
         """
 
     def reset(self, num_envs: int) -> None:
-        """Forgets everything."""
+        """Resets all state."""
         return
 
     def info(self) -> dict[str, np.ndarray]:
-        """Returns what `info` says of the last step."""
+        """Returns the `info` of the last step."""
         return {}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns what a checkpoint has to hold."""
+        """Returns the state for a checkpoint."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Restores the result of `state`."""
         return
 
 
@@ -66,7 +66,7 @@ class Clipped(HostReward):
         self._low, self._high = np.float32(low), np.float32(high)
 
     def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Clips; a row that is no step stays at 0."""
+        """Clips; rows that are not steps stay 0."""
         return np.where(valid, np.clip(reward, self._low, self._high), reward)
 
 
@@ -74,7 +74,7 @@ class Normalized(HostReward):
     """`RewardNormalize` in NumPy; see there for the equation."""
 
     def __init__(self, discount: float, epsilon: float):
-        """Takes the discount of the sum, and what is added to the variance."""
+        """Takes the discount of the sum, and the epsilon of the variance."""
         self._discount, self._epsilon = np.float32(discount), np.float32(epsilon)
 
     def reset(self, num_envs: int) -> None:
@@ -93,7 +93,7 @@ class Normalized(HostReward):
         counted, outlier = self._limited(valid)
         self._outlier = outlier
         counted_rewards = counted[valid].astype(np.float64)
-        if counted_rewards.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
+        if counted_rewards.size:  # Chan et al. 1979, as in tfrl.ops.statistics
             mean, total = counted_rewards.mean(), self._count + counted_rewards.size
             delta = mean - self._mean
             self._m2 += ((counted_rewards - mean) ** 2).sum()
@@ -110,7 +110,7 @@ class Normalized(HostReward):
         return paid
 
     def _limited(self, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The returns as `tfrl.ops.statistics.update` counts them, and where they are others."""
+        """The returns clipped as in `tfrl.ops.statistics.update`, and where they changed."""
         offset = self._returns.astype(np.float64) - self._mean
         size = np.where(valid, np.log(np.maximum(np.abs(offset), 1.0)), 0.0)
         others = (size.sum() - size) / max(valid.sum() - 1, 1)
@@ -131,10 +131,10 @@ class Normalized(HostReward):
 
 
 def host_reward(wrapper: Any) -> HostReward:
-    """Returns the reward of a device environment's wrapper in NumPy.
+    """Returns the NumPy version of a device environment's reward wrapper.
 
     Raises:
-      UserError: For a wrapper that has no such form.
+      UserError: For a wrapper without a NumPy version.
     """
     if isinstance(wrapper, RewardScale):
         return Scaled(wrapper.scale)

@@ -1,4 +1,4 @@
-"""Wrappers of host environments told apart, and environments without reward wrappers."""
+"""Splits wrappers of host environments, and removes reward wrappers."""
 
 import functools
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from tfrl.types import Nest
 
 
 class _Nothing(Backend):
-    """Environments that wrappers are tried on, to see what they are."""
+    """Dummy environments to classify wrappers."""
 
     name, num_envs, info_spec = "nothing", 1, {}
     obs_spec, action_spec = tf.TensorSpec([1]), tf.TensorSpec([1])
@@ -44,13 +44,13 @@ class _Nothing(Backend):
 
 
 def split_wrappers(wrappers: Iterable[Wrapping]) -> tuple[list[Wrapping], list[Wrapping]]:
-    """Parts the wrappers of device environments, which `HostEnv.wrapped` takes, from all others.
+    """Splits the wrappers of device environments, for `HostEnv.wrapped`, from all others.
 
     Args:
       wrappers: Functions from environments to environments.
 
     Returns:
-      Those of device environments, and the others.
+      The wrappers of device environments, and the others.
     """
     ours: list[Wrapping] = []
     others: list[Wrapping] = []
@@ -58,14 +58,14 @@ def split_wrappers(wrappers: Iterable[Wrapping]) -> tuple[list[Wrapping], list[W
         probe = HostEnv(_Nothing(Autoreset.SAME_STEP), Autoreset.SAME_STEP)
         try:
             wrapped = wrapper(probe)
-        except Exception:  # noqa: BLE001  (others refuse what is not theirs, each in its own way)
+        except Exception:  # noqa: BLE001  (other wrappers raise various errors here)
             wrapped = None
         (ours if isinstance(wrapped, Wrapper) else others).append(wrapper)
     return ours, others
 
 
 def reward_wrappers(name: str, wrappers: Iterable[Wrapping], remedy: str) -> list[Wrapping]:
-    """Returns outer wrappers of an environment that takes those of device environments only."""
+    """Returns the outer wrappers, which may only be tfrl's reward wrappers."""
     ours, others = split_wrappers(wrappers)
     if others:
         raise UserError(
@@ -78,7 +78,7 @@ def reward_wrappers(name: str, wrappers: Iterable[Wrapping], remedy: str) -> lis
 
 
 def refuse_device_wrappers(name: str, wrappers: Iterable[Any], expected: str, library: str) -> None:
-    """Raises a UserError for a wrapper of device environments among those of a library."""
+    """Raises a UserError for a device environment's wrapper among another library's."""
     for wrapper in wrappers:
         parts: list[Any] = [wrapper]
         if isinstance(wrapper, functools.partial):
@@ -97,8 +97,8 @@ def refuse_device_wrappers(name: str, wrappers: Iterable[Any], expected: str, li
 def with_task_rewards(env: Env) -> Env:
     """Returns the environment without the wrappers above its autoreset that change rewards.
 
-    What they pay is for learning: `info["episode_return"]` is the task's with them too, and so
-    should an evaluation be. A wrapper below the autoreset belongs to the task.
+    They only change rewards for learning: `info["episode_return"]` has the task's rewards, and
+    evaluations should too. A wrapper below the autoreset is part of the task.
 
     Args:
       env: An environment with an autoreset mode.

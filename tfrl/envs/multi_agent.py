@@ -1,8 +1,8 @@
-"""The protocol of environments with several agents, and who of them takes part in a step.
+"""The protocol of environments with several agents, and the agents' active flags.
 
-Observations, actions and rewards are dicts keyed by agent id. An environment's own end flags say
-that the episode of the whole is over; an agent may end before the others. From then on it is
-*inactive*: it is shown something and gives an action, but neither counts, until the next reset.
+Observations, actions and rewards are dicts keyed by agent id. An environment's end flags mark the
+end of the whole episode; an agent may end earlier. From then on it is *inactive*: it still gets
+observations and acts, but both are ignored until the next reset.
 """
 
 import abc
@@ -22,18 +22,18 @@ class MultiAgentEnv(Env):
     """A batch of environments with several agents each.
 
     `obs_spec` and `action_spec` are dicts of specs, `reward` is a dict of float32 [B], all keyed by
-    agent id. `termination` and `truncation` [B] are the end of the environment: of all its agents.
+    agent id. `termination` and `truncation` [B] mark the end of the environment, for all its
+    agents.
 
-    Where agents may end apart, `info["agents"]` is `{agent_id: flags}` with three bool [B] each, of
-    the step that led here:
+    If agents may end at different steps, `info["agents"]` is `{agent_id: flags}` with three bool
+    [B] each, for the last step:
 
-    * `active`: it took part in the step. False after a reset, and after its own end.
-    * `termination`, `truncation`: its own end, at this step; False where it is inactive.
+    * `active`: it acted in the step. False after a reset, and after its own end.
+    * `termination`, `truncation`: its own end at this step; False if inactive.
 
-    The environment ends at the step at which its last agent does. An inactive agent is paid 0, and
-    its action is ignored. An environment whose agents always end together may leave `agents` out.
-    Time limits are not the environment's: `tfrl.make_env` adds them, and they truncate the agents
-    that are active; `agent_flags` puts both together.
+    The environment ends at the same step as its last agent. An inactive agent has reward 0, and its
+    action is ignored. If agents always end together, `agents` may be omitted. `tfrl.make_env` adds
+    time limits, which truncate the active agents; `agent_flags` combines both.
     """
 
     @property
@@ -43,7 +43,7 @@ class MultiAgentEnv(Env):
 
     @property
     def state_spec(self) -> Nest:
-        """The nest of specs of the global state in `info["state"]`; None where there is none."""
+        """The nest of specs of the global state `info["state"]`; None without one."""
         return None
 
 
@@ -52,9 +52,9 @@ class AgentFlags(struct.Struct):
     """One agent's steps, bool `[...]` each, with the leading axes of the experience.
 
     Attributes:
-      valid: It took part in the step; None where all rows count.
+      valid: It acted in the step; None if all rows are valid.
       termination: It ended in a terminal state at the step.
-      truncation: It was cut at the step, by itself or with the environment.
+      truncation: It was truncated at the step, alone or with the environment.
     """
 
     valid: tf.Tensor | None
@@ -71,13 +71,13 @@ def agent_ids(env: Env) -> tuple[str, ...] | None:
 def agents_info(
     ids: Sequence[str], active: tf.Tensor, termination: tf.Tensor, truncation: tf.Tensor
 ) -> dict[str, dict[str, tf.Tensor]]:
-    """Makes `info["agents"]` out of flags side by side.
+    """Makes `info["agents"]` from stacked flags.
 
     Args:
       ids: A agent ids.
-      active: bool [B, A], who took part in the step.
-      termination: bool [B, A], who ended in a terminal state; counts where active.
-      truncation: bool [B, A], who was cut; counts where active.
+      active: bool [B, A], the agents that acted in the step.
+      termination: bool [B, A], the agents that terminated; used only if active.
+      truncation: bool [B, A], the truncated agents; used only if active.
     """
     columns = [
         tf.unstack(flags, num=len(ids), axis=-1)
@@ -90,7 +90,7 @@ def agents_info(
 
 
 def no_step(ids: Sequence[str], num_envs: int) -> dict[str, dict[str, tf.Tensor]]:
-    """Makes the `info["agents"]` of a reset: nobody took part in a step."""
+    """Makes the `info["agents"]` of a reset: no agent acted."""
     no = tf.zeros([num_envs], tf.bool)
     return {name: dict.fromkeys(AGENT_FLAGS, no) for name in ids}
 
@@ -103,9 +103,9 @@ def agent_flags(
     valid: tf.Tensor | None,
     agents: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, AgentFlags]:
-    """Returns each agent's own end flags and which of its rows count.
+    """Returns each agent's end flags and valid rows.
 
-    An agent ends by its own flags or, where it is active, with the environment:
+    An agent ends by its own flags or, if active, with the environment:
 
       valid_a = valid and active_a
       termination_a = valid_a and (own termination or (termination and not own truncation))
@@ -114,9 +114,9 @@ def agent_flags(
     Args:
       ids: The agents.
       termination: bool [...], the environment's.
-      truncation: bool [...], the environment's, the time limit's included.
-      valid: bool [...], rows that are steps; None where all are.
-      agents: `info["agents"]` of the same rows; None where all agents end together.
+      truncation: bool [...], the environment's, including the time limit.
+      valid: bool [...], rows that are steps; None if all are.
+      agents: `info["agents"]` of the same rows; None if all agents end together.
     """
     if agents is None:
         shared = AgentFlags(valid=valid, termination=termination, truncation=truncation)

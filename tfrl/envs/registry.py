@@ -1,4 +1,4 @@
-"""`make_env` and the registries behind it: suites, and the tasks of suites made of device envs."""
+"""`make_env` and its registries: suites, and the tasks of suites with device environments."""
 
 import functools
 import importlib
@@ -41,8 +41,8 @@ _SHIPPED = "tfrl.envs.suites"  # registers what comes with the library
 
 
 def _shipped() -> None:
-    """Registers what comes with the library, before anything is looked up or added."""
-    importlib.import_module(_SHIPPED)  # while it is being imported, this does nothing
+    """Registers the library's environments, before any lookup or registration."""
+    importlib.import_module(_SHIPPED)  # a no-op during its own import
 
 
 def make_env(
@@ -58,24 +58,24 @@ def make_env(
 
     Args:
       env_id: `suite:task`, for example `tf:CartPole-v1`.
-      num_envs: How many environments the batch has.
-      autoreset: What happens when an episode ends: a mode of `Autoreset`, or its name.
+      num_envs: Number of environments in the batch.
+      autoreset: The behaviour at an episode end: a mode of `Autoreset`, or its name.
       max_episode_steps: Steps after which an episode is truncated; None for the task's own limit,
-        -1 for none. The task's own limit counts frames: with an action repeat of k it is k times
-        fewer steps. A number given here counts steps.
-      wrappers: Functions `Env -> Env`, applied to the bare environment from the first to the last,
-        below time limit and autoreset.
-      outer_wrappers: Functions `Env -> Env`, applied above time limit and autoreset.
-      **kwargs: Arguments of the task, or of its suite: `info_fields=("success",)` are numbers of
-        `info` whose means over episodes, as of the step that ends one, are metrics of a run.
+        -1 for none. The task's own limit counts frames: an action repeat of k divides it by k. This
+        argument counts steps.
+      wrappers: Functions `Env -> Env`, applied to the bare environment in order, inside time limit
+        and autoreset.
+      outer_wrappers: Functions `Env -> Env`, applied outside time limit and autoreset.
+      **kwargs: Arguments of the task, or of its suite: `info_fields=("success",)` names numbers of
+        `info`; their means over the last steps of episodes are metrics of a run.
 
     Returns:
       The environment.
 
     Raises:
       UserError: For an unknown suite, task or argument (with the nearest names), for a missing
-        argument of the task, for wrappers that are no sequence of functions, and for sizes out of
-        range.
+        argument of the task, for wrappers that are not a sequence of functions, and for sizes out
+        of range.
     """
     _shipped()
     suite, task = _split_id(env_id)
@@ -93,16 +93,16 @@ def make_env(
 
 
 def register_suite(suite: str, maker: SuiteMaker) -> None:
-    """Registers a suite: what stands before the colon of an id.
+    """Registers a suite, the part of an id before the colon.
 
     Args:
       suite: Its name.
       maker: `maker(task, num_envs=, autoreset=, max_episode_steps=, wrappers=, outer_wrappers=,
-        **kwargs)` gives the finished environment; `max_episode_steps` is None for the task's own
-        limit and -1 for none.
+        **kwargs)` returns the environment with all layers; `max_episode_steps` is None for the
+        task's own limit and -1 for none.
 
     Raises:
-      UserError: If the name is taken, or has a colon in it.
+      UserError: If the name is taken or contains a colon.
     """
     _shipped()
     if not suite or ":" in suite:
@@ -119,7 +119,7 @@ def register_suite(suite: str, maker: SuiteMaker) -> None:
 def register(
     env_id: str, constructor: Callable[..., Env], max_episode_steps: int | None = None
 ) -> None:
-    """Registers a task of device environments; the suite is made if it is new.
+    """Registers a task of device environments; creates the suite if it is new.
 
     Args:
       env_id: `suite:task`.
@@ -127,7 +127,7 @@ def register(
       max_episode_steps: The task's own time limit in frames, or None.
 
     Raises:
-      UserError: If the id is taken, or its suite is not one of registered tasks.
+      UserError: If the id is taken, or its suite does not have registered tasks.
     """
     _shipped()
     suite, task = _split_id(env_id)
@@ -150,7 +150,7 @@ def env_ids() -> list[str]:
 
 
 def unknown_task(suite: str, task: str, known: Iterable[str]) -> UserError:
-    """Returns the error for a task that a suite does not have."""
+    """Returns the error for an unknown task of a suite."""
     known = sorted(known)
     return UserError(
         f"environment {suite}:{task}",
@@ -161,12 +161,12 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> UserError:
 
 
 def check_num_envs(num_envs: Any) -> int:
-    """Returns `num_envs` as an int of at least 1; anything else is a UserError."""
+    """Returns `num_envs` as an int of at least 1, or raises a UserError."""
     return checks.at_least("num_envs", num_envs, 1)
 
 
 def check_limit(max_episode_steps: Any) -> int | None:
-    """Returns None, -1 or an int of at least 1; anything else is a UserError."""
+    """Returns None, -1 or an int of at least 1, or raises a UserError."""
     if max_episode_steps == NO_LIMIT:
         return NO_LIMIT
     remedy = "Give the steps of the longest episode, -1 for no limit, None for the task's own."
@@ -183,15 +183,15 @@ def finish(
     outer_wrappers: Sequence[WrapperFn] = (),
     info_fields: Sequence[str] = (),
 ) -> Env:
-    """Puts wrappers, time limit, statistics and autoreset on a bare environment, in their order.
+    """Adds wrappers, time limit, statistics and autoreset to a bare environment, in order.
 
     Args:
       env: A bare environment.
       autoreset: The mode.
-      max_episode_steps: As of `make_env`.
+      max_episode_steps: As in `make_env`.
       task_limit: The task's own limit in frames, or None.
-      wrappers: Below the autoreset.
-      outer_wrappers: Above the autoreset.
+      wrappers: Inside the autoreset.
+      outer_wrappers: Outside the autoreset.
       info_fields: See `Env.info_fields`.
     """
     for wrap in wrappers:
@@ -249,18 +249,18 @@ def _make_registered(
 
 
 def import_task(name: str, module: str, remedy: str = "") -> Any:
-    """Imports the module that the id of an environment names; one that is missing is a UserError.
+    """Imports the module in an environment's id; a missing one is a UserError.
 
     Args:
       name: The environment's id.
       module: The module's path.
-      remedy: Where to find it.
+      remedy: Where to find the module.
     """
     try:
         return import_code(module, f"environment {name}")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module itself needs
+            raise  # an import of the module itself failed
         raise UserError(
             f"environment {name}",
             expected="a module that is installed",
@@ -272,7 +272,7 @@ def import_task(name: str, module: str, remedy: str = "") -> Any:
 def unknown_argument(
     env_id: str, unknown: str, own: Iterable[str], general: Iterable[str]
 ) -> UserError:
-    """Returns the error for an argument that neither the task nor its suite has."""
+    """Returns the error for an unknown argument of a task and its suite."""
     own, general = sorted(own), sorted(general)
     return UserError(
         f"make_env({env_id!r})",
@@ -285,7 +285,7 @@ def unknown_argument(
 
 
 def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Raises a UserError for arguments that the constructor does not have, or has to be given."""
+    """Raises a UserError for unknown or missing arguments of the constructor."""
     parameters = inspect.signature(constructor).parameters
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {n: p for n, p in parameters.items() if n != "num_envs" and p.kind not in variadic}
@@ -306,7 +306,7 @@ def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str,
 
 
 def _check_wrappers(name: str, wrappers: Any) -> tuple[WrapperFn, ...]:
-    """Returns wrappers as a tuple; what is no sequence of functions is a UserError."""
+    """Returns wrappers as a tuple; a UserError unless they are a sequence of functions."""
     if isinstance(wrappers, Sequence) and all(callable(w) for w in wrappers):
         return tuple(wrappers)
     raise UserError(
@@ -331,7 +331,7 @@ def _split_id(env_id: Any) -> tuple[str, str]:
 
 
 def nearest_ids(task: str) -> list[str]:
-    """Returns the ids of the registered tasks whose names look most like `task`."""
+    """Returns the ids of registered tasks with names similar to `task`."""
     tasks = {name for names in _TASKS.values() for name in names}
     close = nearest(task, tasks, count=1)
     return [i for name in close for i in env_ids() if i.partition(":")[2] == name]
@@ -343,7 +343,7 @@ def _suites_sentence() -> str:
 
 def _unknown_suite(suite: str, task: str) -> UserError:
     close = [f"{name}:{task}" for name in nearest(suite, _SUITES)]
-    # A suite that has the task is meant rather than one whose name is as close.
+    # A suite with the task is preferred to one with an equally close name.
     close = [i for i in close if i in env_ids()] or close or nearest_ids(task)
     remedy = f"Did you mean {' or '.join(close)}?" if close else "Choose one of them."
     return UserError(

@@ -1,4 +1,4 @@
-"""Environments that other processes step."""
+"""Environments stepped by other processes."""
 
 from typing import NoReturn
 
@@ -12,12 +12,12 @@ from tfrl.types import EnvState, Nest
 
 @struct.logic_dataclass
 class RemoteEnv(Env):
-    """What a learner knows of the environments of its collectors: their specs.
+    """A learner's view of its collectors' environments: their specs.
 
     Attributes:
       name: The task, for messages.
-      obs_spec: Of one observation.
-      action_spec: Of one action.
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
       num_envs: Environments of one collector.
       autoreset: Theirs.
       max_episode_steps: Theirs.
@@ -32,7 +32,7 @@ class RemoteEnv(Env):
 
     @classmethod
     def of(cls, env: Env, name: str) -> "RemoteEnv":
-        """Returns the form of environments, which are not kept."""
+        """Returns the specs of environments, without keeping them."""
         return cls(
             name=name,
             obs_spec=env.obs_spec,
@@ -43,11 +43,11 @@ class RemoteEnv(Env):
         )
 
     def reset(self, key: tf.Tensor) -> Nest:
-        """Returns no state at all."""
+        """Returns an empty state."""
         return ()
 
     def step(self, state: EnvState, action: Nest) -> NoReturn:
-        """Is not to be called.
+        """Not supported.
 
         Raises:
           UserError: Always.

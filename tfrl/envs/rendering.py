@@ -1,4 +1,4 @@
-"""Gymnasium's own renderers, fed with the state of a device environment."""
+"""Renders states of device environments with Gymnasium's renderers."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from tfrl.errors import UserError
 
 @functools.cache
 def _renderer(env_id: str) -> Any:
-    """Makes the Gymnasium environment that draws, once in a process."""
+    """Makes the rendering Gymnasium environment, once per process."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # there may be no screen
     import gymnasium
 
@@ -34,7 +34,7 @@ def draw(env_id: str, **attributes: Any) -> np.ndarray:
 
     Args:
       env_id: Gymnasium's name of the environment.
-      **attributes: What to set on the environment before it draws, such as `state`.
+      **attributes: Attributes to set before rendering, such as `state`.
 
     Returns:
       uint8 RGB [H, W, 3].

@@ -1,4 +1,4 @@
-"""The environments that ship with tfrl; imported by the registry when it is first asked."""
+"""The environments that ship with tfrl; imported at the registry's first use."""
 
 import importlib
 from typing import Any
@@ -23,10 +23,10 @@ from tfrl.envs.tf import (
 
 
 def lazy(module: str, maker: str) -> SuiteMaker:
-    """Returns the maker of a suite whose adapter, and the library behind it, loads when used.
+    """Returns the maker of a suite that imports its adapter and library at first use.
 
     Args:
-      module: The adapter's, in `tfrl.envs.adapters`.
+      module: The adapter's module in `tfrl.envs.adapters`.
       maker: The name of the function in it.
     """
 
@@ -40,7 +40,7 @@ def lazy(module: str, maker: str) -> SuiteMaker:
 
 def _make_tf_agents(task: str, **kwargs: Any) -> Any:
     extras.require_tf_agents(f"environment tf_agents:{task}")
-    # By name, since compat/ stands above: only what is there imports TF-Agents.
+    # By name, since compat/ is a higher layer, and only compat/ imports TF-Agents.
     suite = importlib.import_module("tfrl.compat.tf_agents_suite")
     return suite.make_tf_agents(task, **kwargs)
 

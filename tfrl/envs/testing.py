@@ -1,4 +1,4 @@
-"""Closed-form environments with a known best return, to test what learns and what counts.
+"""Closed-form environments with a known optimal return, for tests.
 
 All are bare and natively batched; `tfrl.make_env("testing:Chain", ...)` adds the episode layer.
 """
@@ -18,15 +18,15 @@ def _never(num_envs: int) -> tf.Tensor:
 
 @struct.logic_dataclass
 class ConstantReward(Env):
-    """Pays the same at every step, whatever the action, and terminates after `length` steps.
+    """A constant reward for any action; terminates after `length` steps.
 
-    The observation, float32 [1], is the fraction of the episode that is over. With the discount g
-    the value of it is reward (1 - g^rest) / (1 - g) with rest = length (1 - observation).
+    The observation, float32 [1], is the elapsed fraction of the episode. With discount g its value
+    is reward (1 - g^rest) / (1 - g) with rest = length (1 - observation).
 
     Attributes:
       num_envs: B.
-      reward: Of each step.
-      length: Steps of an episode, or None for one that never terminates (and observes 0).
+      reward: The reward of each step.
+      length: Steps of an episode, or None to never terminate (observation 0).
     """
 
     num_envs: int = 1
@@ -73,11 +73,11 @@ class ConstantReward(Env):
 
 @struct.logic_dataclass
 class Chain(Env):
-    """Walks a chain from its left end; 1 is paid once, on reaching the right end, which terminates.
+    """Walks a chain from its left end; reward 1 at the right end, which terminates.
 
-    Action 1 goes right, action 0 left (at the left end: stays). The observation is the one-hot
-    position. The best episode takes length - 1 steps; from position i the value of the best policy
-    is g^(length - 2 - i) with discount g.
+    Action 1 moves right, action 0 left (at the left end it stays). The observation is the one-hot
+    position. The optimal episode takes length - 1 steps; the optimal value at position i is
+    g^(length - 2 - i) with discount g.
 
     Attributes:
       num_envs: B.
@@ -123,14 +123,14 @@ class Chain(Env):
 
 @struct.logic_dataclass
 class Identity(Env):
-    """Pays 1 when the action equals the observed value, else 0; a new value at every step.
+    """Reward 1 if the action equals the observed value, else 0; a new value at every step.
 
-    The observation is the one-hot value. The best return is `length`, a random policy's
+    The observation is the one-hot value. The optimal return is `length`, a random policy's is
     length / num_values.
 
     Attributes:
       num_envs: B.
-      num_values: Of the observation and the action.
+      num_values: Number of values of the observation and the action.
       length: Steps of an episode.
     """
 
@@ -168,7 +168,7 @@ class Identity(Env):
         """Compares the action with the value."""
         values, t = state.env_state["values"], state.env_state["t"]
         target = tf.gather(values, t, axis=1, batch_dims=1)
-        # Beyond the end, where a step does not count, the last value stays.
+        # After the end, where steps are ignored, the last value stays.
         t = tf.minimum(t + 1, self.length)
         return EnvState(
             env_state={"values": values, "t": t},
@@ -182,12 +182,12 @@ class Identity(Env):
 
 @struct.logic_dataclass
 class MemoryRecall(Env):
-    """Shows a cue, waits, and asks for it: only a policy with memory does better than chance.
+    """Shows a cue and asks for it later: only a policy with memory beats chance.
 
     The observation, float32 [num_cues + 1], is the one-hot cue at the first step, zeros while
-    waiting, and 1 in its last place at the step that asks. The action at that step earns 1 if it is
-    the cue, else -1, and the episode terminates; other rewards are 0. The best return is 1, without
-    memory 2 / num_cues - 1.
+    waiting, and 1 in its last element at the question. The action at that step has reward 1 if it
+    is the cue, else -1, and the episode terminates; other rewards are 0. The optimal return is 1,
+    without memory 2 / num_cues - 1.
 
     Attributes:
       num_envs: B.
@@ -244,16 +244,16 @@ class MemoryRecall(Env):
 
 @struct.logic_dataclass
 class ScriptedEnv(Env):
-    """Pays and ends episodes by tables, whatever the actions.
+    """Rewards and episode ends from tables, independent of actions.
 
-    Row t of a table is for step t of an episode, so that every episode of an environment follows
-    its column from the top; after the last row the table starts again. The observation, float32
-    [2], is (t, start), where the start value is uniform in [0, 1) and drawn at every reset.
+    Row t of a table is for step t of an episode, so every episode of an environment follows its
+    column from the top; after the last row the table repeats. The observation, float32 [2], is (t,
+    start), where the start value is uniform in [0, 1) and drawn at every reset.
 
     Attributes:
       rewards: T rows, each a number for all environments or a tuple of B numbers.
-      terminations: T rows of bools likewise, or () for none.
-      truncations: T rows of bools likewise, or () for none.
+      terminations: T rows of bools, or () for none.
+      truncations: T rows of bools, or () for none.
       num_envs: B.
     """
 

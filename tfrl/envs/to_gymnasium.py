@@ -1,4 +1,4 @@
-"""Environments of this library as Gymnasium's: an `Env` of one, a `VectorEnv` of several."""
+"""Converts environments to Gymnasium: a single one to `Env`, several to `VectorEnv`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
-# What Gymnasium says otherwise.
+# Gymnasium's default.
 _OWN = ("final_obs", "autoreset")
 _MODES = {
     Autoreset.NEXT_STEP: AutoresetMode.NEXT_STEP,
@@ -29,17 +29,18 @@ _RENDER_MODES = (None, "rgb_array")
 def as_gymnasium(
     env: Any, *, vector: bool | None = None, render_mode: str | None = None
 ) -> "GymnasiumEnv | GymnasiumVectorEnv":
-    """Makes a Gymnasium environment of one of this library.
+    """Converts an environment to Gymnasium.
 
     Args:
-      env: An environment with an autoreset mode, as `tfrl.make_env` gives it; of the device or of
-        the host. It is used, not copied.
-      vector: Whether a `gymnasium.vector.VectorEnv` is made; None for one of several environments.
-      render_mode: None or "rgb_array", for which an environment on the host is copied.
+      env: A device or host environment with an autoreset mode, from `tfrl.make_env`. It is used,
+        not copied.
+      vector: Whether to make a `gymnasium.vector.VectorEnv`; None if there are several
+        environments.
+      render_mode: None or "rgb_array", which copies a host environment.
 
     Returns:
-      A `gymnasium.Env` of one environment, whose episodes end as Gymnasium's do, in any autoreset
-      mode; or a `gymnasium.vector.VectorEnv` whose `metadata["autoreset_mode"]` is that of `env`.
+      A `gymnasium.Env` of one environment, with Gymnasium's episode ends in any autoreset mode; or
+      a `gymnasium.vector.VectorEnv` with the mode of `env` as `metadata["autoreset_mode"]`.
 
     Raises:
       UserError: For another number of environments, several agents, or a bare environment.
@@ -59,7 +60,7 @@ def as_gymnasium(
 
 
 class _Player:
-    """Steps an environment with NumPy in and out, and keeps its state."""
+    """Steps an environment with NumPy inputs and outputs, and holds its state."""
 
     def __init__(self, env: Any):
         if not isinstance(env, Env) or env.autoreset is None:
@@ -81,7 +82,7 @@ class _Player:
 
     @property
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
-        """Those of one observation and of one action."""
+        """The spaces of one observation and of one action."""
         return self._spaces
 
     @property
@@ -90,7 +91,7 @@ class _Player:
         return {"render_modes": ["rgb_array"], "render_fps": int(fps or 30)}
 
     def reset(self, seed: int, rows: np.ndarray | None = None) -> EnvState:
-        """Starts episodes, in the given rows if any are."""
+        """Starts episodes, optionally only in some rows."""
         fresh = self._reset(seed if self._host else seeding.key(seed))
         if rows is not None and self.state is not None:
             if self._host:
@@ -115,7 +116,7 @@ class _Player:
         return self._kept(self._step(self.state, action))
 
     def _kept(self, state: EnvState) -> EnvState:
-        """Keeps a state, and returns it without the task's, in NumPy."""
+        """Stores a state, and returns it in NumPy without the task's state."""
         self.state = state
         shown = state.replace(env_state=None)
         if self._host:
@@ -139,7 +140,7 @@ def _info(state: EnvState) -> dict[str, Any]:
 
 
 def _row(space: gymnasium.Space, nest: Nest, index: int) -> Any:
-    """One row of an observation, as its space has it."""
+    """One row of an observation in the space's form."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {name: _row(part, nest[name], index) for name, part in space.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
@@ -169,7 +170,7 @@ class GymnasiumEnv(gymnasium.Env):
         return self._told(state.obs, state)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a step; the observation of the last one of an episode is its own."""
+        """Takes a step; an episode's last step returns the terminal observation."""
         state = self._player.step(tf.nest.map_structure(lambda x: np.asarray(x)[None], action))
         if np.ndim(state.reward) != 1:
             raise _several_agents()
@@ -182,7 +183,7 @@ class GymnasiumEnv(gymnasium.Env):
         return _row(self.observation_space, obs, 0), info
 
     def render(self) -> Any:
-        """Draws the environment as it is, uint8 RGB `[H, W, 3]`; None without a render mode."""
+        """Renders the environment, uint8 RGB `[H, W, 3]`; None without a render mode."""
         return self._player.render(0) if self.render_mode else None
 
     def close(self) -> None:
@@ -210,7 +211,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in every environment; of a list of seeds all count together."""
+        """Starts an episode in every environment; a list of seeds is combined."""
         if isinstance(seed, (list, tuple)):
             known = [x for x in seed if x is not None]
             seed = int(np.random.SeedSequence(known).generate_state(1)[0]) if known else None

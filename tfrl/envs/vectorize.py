@@ -1,4 +1,4 @@
-"""Makes a batch out of an environment that is written for one."""
+"""Makes a batch from a single environment."""
 
 import functools
 from typing import Any
@@ -16,24 +16,24 @@ def vectorize(env: Env, num_envs: int) -> Env:
     """Batches a single-environment environment with `tf.vectorized_map`.
 
     The environment has the methods of `Env` with unbatched leaves: `reset(key)` and
-    `step(state, action)` give an observation as in `obs_spec`, a scalar reward and scalar end
-    flags, and `num_envs` is 1. Randomness of a step comes from a key that `env_state` carries;
-    environment i is reset with `fold_in(key, i)`. The result is a bare environment for `make_env`:
+    `step(state, action)` return an observation as in `obs_spec`, a scalar reward and scalar end
+    flags, and `num_envs` is 1. A random step uses a key in `env_state`; environment i is reset with
+    `fold_in(key, i)`. The result is a bare environment for `make_env`:
 
         register("my:Task", lambda num_envs: vectorize(MyTask(), num_envs))
 
-    TensorFlow vectorises all but random draws, which it makes one environment after the other: a
-    natively batched environment is faster where many are drawn.
+    TensorFlow vectorises everything except random draws, which run one environment after the other:
+    a natively batched environment is faster with many draws.
 
     Args:
       env: The single environment; a `struct.logic_dataclass`.
-      num_envs: How many environments the batch has.
+      num_envs: Number of environments in the batch.
 
     Returns:
       The batched environment.
 
     Raises:
-      UserError: If `env` has an autoreset mode or a batch already, or if `num_envs` is no positive
+      UserError: If `env` already has an autoreset mode or a batch, or `num_envs` is not a positive
         int; at reset or step, if it returns batched leaves.
     """
     num_envs = check_num_envs(num_envs)
@@ -94,7 +94,7 @@ class Vectorized(Env):
         return self._map(one, (state.env_state, action))
 
     def _map(self, fn: Any, arguments: tuple[Nest, ...]) -> EnvState:
-        """Maps over the leading axis; leaves cross vectorized_map as plain lists."""
+        """Maps over the leading axis; passes leaves to vectorized_map as plain lists."""
         structure: list[EnvState] = []
 
         def flat(leaves: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -114,12 +114,12 @@ class Vectorized(Env):
 
 @functools.lru_cache(maxsize=64)
 def _compiled(env: Vectorized, method: str) -> Any:
-    """The traced method: without it every eager call would trace vectorized_map anew."""
+    """The traced method; otherwise every eager call would retrace vectorized_map."""
     return tf.function(getattr(env, method), autograph=False)
 
 
 def _single(state: EnvState) -> EnvState:
-    """Converts what a user's environment returned for one environment, and checks its ranks."""
+    """Converts the result of a user's environment, and checks its ranks."""
     state = state.replace(
         reward=tf.nest.map_structure(lambda r: tf.cast(r, tf.float32), state.reward),
         termination=tf.cast(state.termination, tf.bool),

@@ -1,4 +1,4 @@
-"""Judging agents: exact numbers of episodes, their trajectories, statistics and videos."""
+"""Evaluation of agents: exact numbers of episodes, trajectories, statistics and videos."""
 
 from tfrl.evaluation.evaluator import CollectedEpisodes, EpisodeCollector, Evaluator
 from tfrl.evaluation.result import EvaluationResult, bootstrap_interval

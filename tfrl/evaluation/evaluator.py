@@ -1,4 +1,4 @@
-"""Plays an exact number of episodes and reports their returns."""
+"""Runs an exact number of episodes and reports their returns."""
 
 import dataclasses
 import functools
@@ -36,23 +36,23 @@ COMPILE_MODES = ("auto", "xla", "graph", "eager")
 class Evaluator(struct.Struct):
     """Evaluates exactly `num_episodes` episodes, each weighted once.
 
-    Episodes are played in rounds: every environment slot plays one episode from a fresh reset. Of
-    the last round the first slots count, however long their episodes are: taking the episodes
-    that finish first would favour short ones.
+    Episodes run in rounds: every environment runs one episode from a reset. The last round uses the
+    first environments, whatever their episode lengths: using the episodes that finish first would
+    favour short ones.
 
-    With several agents (`tfrl.envs.MultiAgentEnv`) the return of an episode is the team's, the sum
-    over its agents; the result has theirs too. An agent gets no reward for steps after its own end.
+    With several agents (`tfrl.envs.MultiAgentEnv`) the return of an episode is the sum over its
+    agents; the result also has each agent's. An agent gets no reward after its own end.
 
     Attributes:
-      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
-      agent: Any object with `evaluate_actions`, or only such a function.
-      num_episodes: How many episodes count, unless `evaluate` is given another number.
+      env: An environment with an autoreset mode, from `tfrl.make_env`.
+      agent: Any object with `evaluate_actions`, or that function.
+      num_episodes: Number of episodes; `evaluate` can override it.
       discount: Returns are sums of discount^k r_k.
       action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
         `evaluate_actions` if None.
-      max_steps: Steps after which an episode is cut; `env.max_episode_steps` if None.
+      max_steps: Maximum steps of an episode; `env.max_episode_steps` if None.
       compile: How `evaluate` is compiled: `xla`, `graph`, `eager`, or `auto` (XLA on GPU and TPU,
-        graph on CPU). In environments on the host the policy alone is: `auto` measures.
+        graph on CPU). With host environments only the policy is compiled, and `auto` measures.
     """
 
     env: Env
@@ -64,7 +64,7 @@ class Evaluator(struct.Struct):
     compile: str = "auto"
 
     def __post_init__(self) -> None:
-        """Checks what the user chose."""
+        """Checks the arguments."""
         checks.at_least("num_episodes", self.num_episodes, 1)
         checks.probability("discount", self.discount)
         checks.one_of("compile", self.compile, COMPILE_MODES)
@@ -72,28 +72,28 @@ class Evaluator(struct.Struct):
 
     @property
     def episode_limit(self) -> int:
-        """The most steps that an episode may take."""
+        """The maximum steps of an episode."""
         return episode_limit(self.env, self.max_steps, name="max_steps")
 
     @property
     def played_env(self) -> Env:
-        """The environment as it is played: agents that have ended are paid nothing."""
+        """The environment for episodes, with zero reward for ended agents."""
         return RewardActive(env=self.env) if agent_ids(self.env) else self.env
 
     def num_rounds(self, num_episodes: int) -> int:
-        """How often every environment slot plays an episode."""
+        """The number of episodes per environment."""
         return -(-num_episodes // self.env.num_envs)
 
     def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, ...]:
-        """Plays the episodes; a pure function for eager, graph and XLA.
+        """Runs the episodes; a pure function for eager, graph and XLA.
 
         Args:
           agent_state: The agent's state; leaves may be tensors or tf.Variables.
           key: int32 [2]. Episode i is the same for any `num_episodes`.
 
         Returns:
-          Returns float32 [num_episodes] (of several agents, a dict of them) and lengths int32
-          [num_episodes]; and `{name: float32 [num_episodes]}` where the environments have
+          Returns float32 [num_episodes] (with several agents, a dict) and lengths int32
+          [num_episodes]; and `{name: float32 [num_episodes]}` if the environments have
           `info_fields`.
         """
         agent_state = struct.values(agent_state)
@@ -110,7 +110,7 @@ class Evaluator(struct.Struct):
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1])[:count], played)
 
     def play_round(self, agent_state: Any, key: tf.Tensor, index: tf.Tensor) -> tuple[Nest, ...]:
-        """Plays round number `index`: returns, lengths and fields of `info`, [B]; as `run`."""
+        """Runs round `index`: returns, lengths and fields of `info`, [B]; as `run`."""
         reset_key, key_of_round = self.round_keys(key, index)
         totals, _ = fast_eval_rollout_episode(
             self.played_env,
@@ -129,12 +129,12 @@ class Evaluator(struct.Struct):
     def evaluate(
         self, agent_state: Any, key: tf.Tensor, num_episodes: int | None = None
     ) -> EvaluationResult:
-        """Plays the episodes, compiled once for any number, and computes their statistics.
+        """Runs the episodes, compiled once for any number, and computes their statistics.
 
         Args:
           agent_state: The agent's state; leaves may be tensors or tf.Variables.
           key: int32 [2].
-          num_episodes: How many episodes count, in the place of the field.
+          num_episodes: Number of episodes, instead of the field.
 
         Returns:
           Returns and lengths per episode, mean, standard deviation and interval.
@@ -149,7 +149,7 @@ class Evaluator(struct.Struct):
         return self.result(tf.nest.map_structure(lambda *xs: tf.concat(xs, 0)[:count], *rounds))
 
     def result(self, played: Any) -> EvaluationResult:
-        """Computes the statistics of what `run` returned, on the host."""
+        """Computes the statistics of the results of `run`, on the host."""
         return EvaluationResult.of(*tf.nest.map_structure(lambda x: x.numpy(), played))
 
     @functools.cached_property
@@ -161,7 +161,7 @@ class Evaluator(struct.Struct):
         return traces_of(any_number).notes.setdefault("play", play)
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn`, which plays, compiled in the mode `compile`."""
+        """Returns `fn`, which runs episodes, compiled in the mode `compile`."""
         if not isinstance(self.env, HostEnv):
             return compiled(fn, self.compile)
         if self.compile != "auto":
@@ -204,7 +204,7 @@ class CollectedEpisodes:
     """Episodes with their statistics, all in numpy.
 
     Attributes:
-      result: Returns, lengths and statistics; the same as `Evaluator.evaluate` gives.
+      result: Returns, lengths and statistics, as from `Evaluator.evaluate`.
       episodes: One Trajectory per episode, leaves [length, ...], every row valid.
       padded: All episodes as one Trajectory, leaves [T, N, ...], with `valid` False after the end.
     """
@@ -218,16 +218,16 @@ class CollectedEpisodes:
 class EpisodeCollector(Evaluator):
     """An `Evaluator` that also returns the trajectories.
 
-    `collect` plays the very episodes that `evaluate` plays for the same key.
+    For the same key, `collect` and `evaluate` run the same episodes.
 
     Attributes:
-      env_extra_fields: Names of `info` fields to be stored in `Trajectory.env_extras`.
+      env_extra_fields: Names of `info` fields to store in `Trajectory.env_extras`.
     """
 
     env_extra_fields: tuple[str, ...] = ()
 
     def collect(self, agent_state: Any, key: tf.Tensor) -> CollectedEpisodes:
-        """Plays `num_episodes` episodes and brings them to the host, round by round.
+        """Runs `num_episodes` episodes and copies them to the host, round by round.
 
         Args:
           agent_state: The agent's state; leaves may be tensors or tf.Variables.
@@ -258,7 +258,7 @@ class EpisodeCollector(Evaluator):
     def run_round(
         self, agent_state: Any, key: tf.Tensor, index: tf.Tensor
     ) -> tuple[Trajectory, EpisodeTotals]:
-        """Plays round number `index`; a pure function for eager, graph and XLA."""
+        """Runs round `index`; a pure function for eager, graph and XLA."""
         reset_key, step_key = self.round_keys(key, index)
         trajectory, _ = eval_rollout_episode(
             self.played_env,

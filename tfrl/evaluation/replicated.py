@@ -16,14 +16,14 @@ from tfrl.types import Nest
 def evaluate_on_replicas(
     evaluator: Evaluator, replicas: Replicas, agent_state: Any, key: tf.Tensor, num_episodes: int
 ) -> EvaluationResult:
-    """Plays episodes on every replica; compiled once for equal evaluators and a number of them.
+    """Runs episodes on every replica; compiled once per evaluator and number of episodes.
 
     Args:
-      evaluator: That of one replica, with its share of the episodes.
+      evaluator: The evaluator of one replica, with its share of the episodes.
       replicas: The replicas.
       agent_state: Values.
       key: int32 [2].
-      num_episodes: How many of them count.
+      num_episodes: Number of episodes to use.
     """
     notes = traces_of(logic_key((evaluator, replicas.strategy))).notes
     if "run" not in notes:

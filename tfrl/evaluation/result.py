@@ -21,7 +21,7 @@ def bootstrap_interval(
     Args:
       values: [N], one value per episode, at least one.
       confidence: Between 0 and 1.
-      resamples: How many samples are drawn.
+      resamples: Number of resamples.
       seed: The same seed and values give the same interval.
 
     Returns:
@@ -48,7 +48,7 @@ class EvaluationResult:
     """Returns and lengths of the evaluated episodes, in the order of their slots.
 
     Attributes:
-      episode_returns: float32 [N]; of several agents, the sums over them.
+      episode_returns: float32 [N]; with several agents, their sums.
       episode_lengths: int32 [N], in agent steps.
       mean: Mean of the returns.
       std: Standard deviation of the returns (of the N episodes, not of a population estimate).
@@ -89,9 +89,10 @@ class EvaluationResult:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Returns the scalars by the names that recorders and summaries use.
+        """Returns the scalars with the names used in recorders and summaries.
 
-        Of several agents also `eval_return_mean/<agent_id>`; of `info_fields`, `eval_<name>_mean`.
+        With several agents also `eval_return_mean/<agent_id>`; for `info_fields`,
+        `eval_<name>_mean`.
         """
         low, high = self.interval
         return {

@@ -29,15 +29,15 @@ _BACKGROUND, _INK, _AXIS, _BAR = (250, 250, 248), (40, 40, 40), (190, 190, 190),
 def draw_observation(
     obs: Any, obs_spec: Any, reward: float, episode_return: float, step: int
 ) -> np.ndarray:
-    """Draws one observation with the step's numbers above it.
+    """Draws one observation with the step's reward, return and count above it.
 
-    An image observation is shown as it is; any other is a row of bars around zero, scaled by the
-    bounds of its spec where they are finite, else squashed by x / (1 + |x|).
+    An image observation is shown unchanged; others are a row of bars around zero, scaled by the
+    spec's bounds if finite, else squashed by x / (1 + |x|).
 
     Args:
       obs: One observation, a nest of arrays without batch axis.
       obs_spec: The nest of its specs.
-      reward: Of the step that led here.
+      reward: The reward of the last step.
       episode_return: Sum of the rewards so far.
       step: Steps since the episode's start.
 
@@ -73,7 +73,7 @@ def _scaled(x: np.ndarray, spec: Any) -> np.ndarray:
         return squashed.ravel()
     low = np.broadcast_to(np.asarray(low, np.float64), x.shape)
     high = np.broadcast_to(np.asarray(high, np.float64), x.shape)
-    # Bounds near the largest float mean "no bound" as much as infinite ones.
+    # Bounds near the largest float also mean "no bound".
     bounded = (np.abs(low) < 1e30) & (np.abs(high) < 1e30) & (high > low)
     span = np.where(bounded, high - low, 1.0)
     scaled = 2.0 * (x - np.where(bounded, low, 0.0)) / span - 1.0
@@ -112,11 +112,11 @@ class Video:
     Attributes:
       path: The file.
       frames: How many frames it has.
-      episode_returns: Undiscounted return of each recorded episode (of several agents, the sum over
-        them), as far as it was recorded.
+      episode_returns: Undiscounted return of each episode's recorded part (with several agents,
+        their sum).
       episode_lengths: Its length in agent steps.
       fps: Frames per second.
-      scene: A page of the same episodes beside the file, of environments that write such.
+      scene: An HTML page of the same episodes next to the file, if the environment writes one.
     """
 
     path: pathlib.Path
@@ -139,33 +139,32 @@ def record_video(
     action_fn: ActionFn | None = None,
     preview: Preview | None = None,
 ) -> Video:
-    """Plays episodes in the first environment of the batch and writes its frames.
+    """Runs episodes in the first environment of the batch and writes its frames.
 
-    Every state is drawn by `env.render`, the initial one included; an environment without a
-    renderer is drawn as observation bars. The environment is played with autoreset DISABLED, so
-    that the terminal state can be drawn too; one that does not have its autoreset from
-    `tfrl.make_env` keeps its mode, and under SAME_STEP its terminal state is left out. For the
-    same key the episodes are those of an `Evaluator` on this environment. Of an environment on the
-    host a copy is played, which can be drawn, and closed.
+    `env.render` draws every state, including the initial one; without a renderer, observation bars
+    are drawn. Autoreset is set to DISABLED, to draw the terminal state too. An environment whose
+    autoreset is not from `tfrl.make_env` keeps its mode, and under SAME_STEP its terminal state is
+    omitted. For the same key the episodes equal those of an `Evaluator` on this environment. For a
+    host environment, a renderable copy is used and closed.
 
     Args:
-      env: An environment with an autoreset mode; `num_envs=1` wastes nothing.
+      env: An environment with an autoreset mode, preferably with `num_envs=1`.
       agent: Any object with `evaluate_actions`.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       path: A file name ending in .mp4 or .gif.
-      episodes: How many episodes are played.
-      max_frames: The recording stops after so many frames.
+      episodes: Number of episodes.
+      max_frames: Maximum number of frames.
       fps: Frames per second; the environment's `render_fps` (30 without one) if None.
       action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
-      preview: Takes the frames too, for TensorBoard.
+      preview: Also receives the frames, for TensorBoard.
 
     Returns:
       The file, its number of frames, returns and lengths.
 
     Raises:
-      UserError: For another ending of the file name, a count below 1, a bare environment, or a
-        renderer that fails.
+      UserError: For an unknown file suffix, a count below 1, a bare environment, or a renderer that
+        fails.
     """
     path = check_path(path)
     for name, count in (("episodes", episodes), ("max_frames", max_frames)):
@@ -188,15 +187,15 @@ def record_video(
 
 
 def check_drawable(env: Env) -> None:
-    """Checks that an environment can be drawn and that its video can be encoded, by drawing once.
+    """Checks that an environment can render and a video can be encoded, by rendering once.
 
-    `record_video` draws observation bars instead, so that it is for those who want pictures only.
+    `record_video` would draw observation bars instead; this check is for real pictures only.
 
     Args:
-      env: An environment with an autoreset mode. It is left alone where it is on the host.
+      env: An environment with an autoreset mode. A host environment itself is not stepped.
 
     Raises:
-      UserError: It has no renderer, or drawing or the extra `video` fails.
+      UserError: It has no renderer, or rendering or the extra `video` fails.
     """
     for module in ("imageio_ffmpeg", "PIL.Image"):
         extras.require(module, "video")
@@ -214,10 +213,10 @@ def check_drawable(env: Env) -> None:
 
 
 def apart(env: Env) -> Env:
-    """Returns environments that may be played while others of this object are trained in.
+    """Returns environments that can run independently of the training's.
 
     Args:
-      env: An environment. On the device it is returned, as it holds no state.
+      env: An environment. A device environment is returned itself, since it is stateless.
     """
     return env.with_num_envs(1) if on_host(env) and not isinstance(env, HostEnv) else env
 
@@ -248,7 +247,7 @@ def _shown(frames: Iterator[np.ndarray], preview: Preview | None) -> Iterator[np
 
 
 def _without_autoreset(env: Env) -> Env:
-    """The environment with its episode layer set to DISABLED, where it has one."""
+    """The environment with its episode layer, if any, set to DISABLED."""
     if isinstance(env, Episode):
         return env.replace(mode=Autoreset.DISABLED)  # type: ignore[attr-defined]
     if isinstance(env, Wrapper):
@@ -318,7 +317,7 @@ class _Player:
     ):
         self.env = env
         self.max_frames = max_frames
-        # The evaluator's limit, since it decides how many keys are drawn.
+        # The evaluator's limit, since it determines the number of keys.
         self.limit = env.max_episode_steps or max_frames
         kind: Any = _HostSteps if isinstance(env, HostEnv) else _DeviceSteps
         self.steps = kind(env, agent, agent_state, action_fn, self.limit)
@@ -328,7 +327,7 @@ class _Player:
         self.states: list[EnvState] = []  # of environments that make a page of them
 
     def play(self, key: tf.Tensor, episodes: int) -> Iterator[np.ndarray]:
-        """Plays the episodes one after another until the frames are used up."""
+        """Runs the episodes one after another until `max_frames`."""
         for index in range(episodes):
             if self.frames >= self.max_frames:
                 return
@@ -356,7 +355,7 @@ class _Player:
                 return
 
     def _drawer(self, state: EnvState) -> tuple[Callable[[EnvState], np.ndarray], bool]:
-        """The function that draws a state, and whether it can draw the end of an episode."""
+        """The function that draws a state, and whether it can draw a terminal state."""
         try:
             self.env.render(state, 0)
         except NotImplementedError:
@@ -388,5 +387,5 @@ class _Player:
 
 
 def _reward(state: EnvState) -> float:
-    """The reward of environment 0; of several agents, that of all together."""
+    """The reward of environment 0; with several agents, their sum."""
     return sum(float(r[0]) for r in tf.nest.flatten(state.reward))

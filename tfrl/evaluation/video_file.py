@@ -21,7 +21,7 @@ def check_path(path: str | os.PathLike, writer: str = "ffmpeg") -> pathlib.Path:
     """Returns the path of a video file.
 
     Raises:
-      UserError: For an ending that the writer does not know, or an unknown writer.
+      UserError: For a suffix that the writer does not support, or an unknown writer.
     """
     path = pathlib.Path(path)
     known = WRITERS[checks.one_of("writer of a video", writer, WRITERS)]
@@ -35,14 +35,14 @@ def check_path(path: str | os.PathLike, writer: str = "ffmpeg") -> pathlib.Path:
 def write_video(
     path: str | os.PathLike, frames: Iterable[np.ndarray], fps: float, writer: str = "ffmpeg"
 ) -> int:
-    """Writes frames as they come; the file appears under its name when it is complete.
+    """Writes frames as they arrive; the file appears when it is complete.
 
-    Odd sizes are padded to even ones by repeating the last row or column, as video codecs ask.
+    Odd sizes are padded to even ones by repeating the last row or column, for video codecs.
 
     Args:
       path: A file name ending in .mp4 or .gif; its folder is created if needed.
       frames: uint8 RGB [H, W, 3] arrays of one size, at least one.
-      fps: Frames per second. GIF knows hundredths of a second only, and at most 50 a second.
+      fps: Frames per second. GIF has a resolution of 1/100 s and at most 50 per second.
       writer: "ffmpeg" (imageio-ffmpeg; Pillow for .gif), "matplotlib" (which calls the same two) or
         "opencv" (.mp4 only).
 
@@ -50,8 +50,7 @@ def write_video(
       The number of frames.
 
     Raises:
-      UserError: For another ending, a writer that is not installed, or a folder that cannot be
-        written to.
+      UserError: For another suffix, a missing writer, or a folder without write access.
     """
     path = check_path(path, writer)
     partial = path.with_name(f".partial-{path.name}")
@@ -185,23 +184,23 @@ WRITERS = {
 }
 
 
-MAX_FRAMES = 150  # of a preview: a GIF of a thousand large frames has tens of megabytes
+MAX_FRAMES = 150  # maximum of a preview: a GIF of 1,000 large frames has tens of megabytes
 MAX_SIDE = 256  # pixels
 
 
 class Preview:
-    """A small copy of a video that is being recorded: few frames, of small size, in any length.
+    """A small preview of a video: few, small frames for any length.
 
     Attributes:
-      every: One of so many frames is kept; it doubles whenever there would be too many.
+      every: Interval of kept frames; doubles whenever there would be too many.
     """
 
     def __init__(self, max_frames: int = MAX_FRAMES, max_side: int = MAX_SIDE):
         """Sets its bounds.
 
         Args:
-          max_frames: At most so many frames stay, evenly spaced from the first on.
-          max_side: Frames are shrunk by whole numbers until no side is longer, in pixels.
+          max_frames: Maximum number of frames, evenly spaced from the first on.
+          max_side: Maximum side in pixels; frames are shrunk by integer factors.
         """
         self.every = 1
         self._max_frames, self._max_side = max_frames, max_side
@@ -220,7 +219,7 @@ class Preview:
 
     @property
     def frames(self) -> np.ndarray:
-        """What stayed, uint8 `[T, H, W, 3]`."""
+        """The kept frames, uint8 `[T, H, W, 3]`."""
         return np.stack(self._kept)
 
 
@@ -237,7 +236,7 @@ def encode_gif(frames: Any, fps: float) -> bytes:
 
     Args:
       frames: uint8 `[T, H, W, 3]`, or a sequence of `[H, W, 3]`.
-      fps: Frames per second; GIF keeps hundredths of a second, and at most 50 a second.
+      fps: Frames per second; GIF has a resolution of 1/100 s and at most 50 per second.
 
     Raises:
       ValueError: For other shapes or another dtype.
@@ -263,7 +262,7 @@ def encode_gif(frames: Any, fps: float) -> bytes:
 
 
 def video_summary(tag: str, frames: Any, fps: float) -> summary_pb2.Summary:
-    """Returns frames as the summary of an image, for a writer of events.
+    """Returns frames as an image summary, for an event writer.
 
     Args:
       tag: Its name.
@@ -285,7 +284,7 @@ def write_summary(
     """Writes frames with a `tf.summary` writer; TensorBoard shows them among the images.
 
     Args:
-      writer: What `tf.summary.create_file_writer` made.
+      writer: From `tf.summary.create_file_writer`.
       tag: Its name.
       frames: As of `encode_gif`; see `Preview` for long or large ones.
       step: The step that it belongs to.
@@ -295,7 +294,7 @@ def write_summary(
     gif = encode_gif(frames, fps)
     height, width = frames.shape[1:3]
     metadata = image_metadata.create_summary_metadata(display_name="", description="")
-    # The form of tf.summary.image, which itself would take PNG only.
+    # The format of tf.summary.image, which itself only supports PNG.
     value = tf.constant([str(width).encode(), str(height).encode(), gif])
     with writer.as_default(), tf.summary.record_if(True):
         tf.summary.write(tag, value, step=step, metadata=metadata.SerializeToString())

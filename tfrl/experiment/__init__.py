@@ -1,1 +1,1 @@
-"""What a run leaves on disk and on the screen: checkpoints, records, progress, exports."""
+"""Output of runs: checkpoints, records, progress, exports."""

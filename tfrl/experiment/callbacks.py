@@ -1,4 +1,4 @@
-"""Callbacks: a user's code at the events of a run, which may also stop it."""
+"""Callbacks: user code at the events of a run, which may also stop it."""
 
 import dataclasses
 import enum
@@ -16,20 +16,21 @@ class _Stop(enum.Enum):
         return "callbacks.STOP"
 
 
-# What a callback returns to end the run after the event.
+# Return value of a callback to end the run after the event.
 STOP = _Stop.STOP
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a callback is told.
+    """The argument of a callback.
 
     Attributes:
-      env_steps: The steps taken so far.
-      metrics: The latest metrics: the row of the step, the result of the evaluation, or what the
-        checkpoint was saved with.
-      state: The workflow's state. The next step consumes it: keep `workflow.snapshot(state)`.
-      workflow: The workflow that runs.
+      env_steps: The env steps so far.
+      metrics: The latest metrics: the step's row, the evaluation's result, or the checkpoint's
+        metrics.
+      state: The workflow's state. The next step consumes it: to keep it, use
+        `workflow.snapshot(state)`.
+      workflow: The running workflow.
       path: The checkpoint's folder, at `on_checkpoint`.
     """
 
@@ -41,7 +42,7 @@ class Event:
 
 
 class Callback:
-    """A base whose events do nothing; each returns None to go on, or `STOP`."""
+    """A base class with no-op events; each returns None to continue, or `STOP`."""
 
     def on_step(self, event: Event) -> _Stop | None:
         """Called after every compiled call of training, with the last metrics row."""
@@ -60,16 +61,16 @@ _EVENTS = ("on_step", "on_evaluate", "on_checkpoint")
 
 
 class CallbackList(Callback):
-    """Several callbacks as one: all are called, in order, and one `STOP` is enough."""
+    """Several callbacks as one: all are called in order, and any `STOP` stops."""
 
     def __init__(self, callbacks: Sequence[Any] = ()):
-        """Takes the callbacks, which may be none.
+        """Takes the callbacks, possibly none.
 
         Args:
           callbacks: Objects with one or more of the methods of `Callback`.
 
         Raises:
-          UserError: An object has none of them, and would never be called.
+          UserError: For an object without any of these methods.
         """
         self._callbacks = tuple(callbacks)
         for callback in self._callbacks:
@@ -117,7 +118,7 @@ class StopAtReturn(Callback):
         """Sets the target.
 
         Args:
-          target: The least value to stop at.
+          target: The minimum value to stop at.
           metric: The name of the evaluation's metric.
         """
         self._target = target

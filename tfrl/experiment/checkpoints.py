@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment: saved whole, verified, pruned, restored."""
+"""Checkpoints that survive a kill at any moment: atomic save, verification, pruning, restore."""
 
 import contextlib
 import dataclasses
@@ -21,14 +21,14 @@ _NAME = re.compile(r"^ckpt-(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held.
+    """The content of a checkpoint.
 
     Attributes:
-      step: The step that it was saved at.
+      step: The step of the save.
       values: `{path: array}`, every dtype as saved.
       manifest: The caller's manifest.
       path: The checkpoint's folder.
-      metric: The figure that it was saved with, or None.
+      metric: The saved metric, or None.
     """
 
     step: int
@@ -46,8 +46,8 @@ class CheckpointManager:
     """Saves and restores the checkpoints `ckpt-<step>` of one folder.
 
     A checkpoint is written under a temporary name, synced, marked complete and renamed: a kill at
-    any moment leaves the previous one usable. In the folder of a run steps only go forward: saving
-    a step drops the checkpoints of later ones, which belong to a continuation that was given up.
+    any moment leaves the previous one usable. In a run's folder steps only increase: saving a step
+    removes checkpoints of later steps, which belong to an abandoned continuation.
     """
 
     def __init__(
@@ -60,17 +60,16 @@ class CheckpointManager:
         read_only: bool = False,
         log: Callable[[str], None] | None = None,
     ):
-        """Opens a folder of checkpoints, and removes what killed savers left in it.
+        """Opens a folder of checkpoints, and removes leftovers of killed saves.
 
         Args:
-          directory: The folder; made when it is missing. Of a remote one, such as gs://bucket/a,
-            a working copy is used, and each save is uploaded.
-          max_to_keep: How many of the newest checkpoints stay; None keeps all.
-          keep_best: Whether the one with the highest metric stays besides.
+          directory: The folder; created if missing. A remote folder, such as gs://bucket/a, has a
+            local working copy, and each save is uploaded.
+          max_to_keep: Number of newest checkpoints to keep; None for all.
+          keep_best: Whether to also keep the one with the highest metric.
           drop_later: Whether saving a step removes the checkpoints of later steps. False for a
-            folder that states are saved into in any order.
-          read_only: Neither makes nor cleans the folder, so that a reader can look into the
-            folder of a living run.
+            folder with saves in any order.
+          read_only: Neither creates nor cleans the folder, to read the folder of a live run.
           log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
         """
         if max_to_keep is not None:
@@ -97,7 +96,7 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, ascending, damaged ones included."""
+        """The steps of all checkpoints, ascending, including damaged ones."""
         return sorted(self._folders())
 
     @property
@@ -108,7 +107,7 @@ class CheckpointManager:
 
     @property
     def best_metric(self) -> float | None:
-        """The highest metric of the checkpoints that there are, or None without metrics."""
+        """The highest metric of the existing checkpoints, or None without metrics."""
         best = self.best_step
         if best is None:
             return None
@@ -121,7 +120,7 @@ class CheckpointManager:
         try:
             return checkpoint_format.read_manifest(folder)["manifest"] if folder else {}
         except DamagedCheckpointError:
-            return {}  # whoever restores it is told so
+            return {}  # a restore reports it
 
     def save(
         self,
@@ -130,14 +129,14 @@ class CheckpointManager:
         manifest: Mapping[str, Any],
         metric: float | None = None,
     ) -> pathlib.Path:
-        """Saves a checkpoint; one of the same step is replaced.
+        """Saves a checkpoint; replaces one of the same step.
 
         Args:
           step: The step (a count, at least 0).
           values: `{path: tensor, variable or array}` of any shapes and dtypes; see
             `tfrl.struct.paths`.
-          manifest: What else to store, out of JSON's types; non-finite numbers become null.
-          metric: The figure to choose the best by, higher is better. NaN counts as none.
+          manifest: Other data to store, of JSON types; non-finite numbers become null.
+          metric: The metric for the best checkpoint, higher is better. NaN means none.
 
         Returns:
           The folder of the checkpoint.
@@ -163,17 +162,17 @@ class CheckpointManager:
     def restore(self, which: str | int = "latest") -> Restored | None:
         """Reads a checkpoint.
 
-        A damaged one is named, and the next one by age (`"latest"`) or metric (`"best"`) is used.
+        A damaged one is logged, and the next by age (`"latest"`) or metric (`"best"`) is used.
 
         Args:
           which: `"latest"`, `"best"` (highest metric), or a step.
 
         Returns:
-          Its content, or None when the folder holds no checkpoint at all.
+          Its content, or None if the folder has no checkpoint.
 
         Raises:
-          UserError: There are checkpoints and none is usable; the step is unknown or damaged; none
-            has a metric; the schema is refused.
+          UserError: No checkpoint is usable; the step is unknown or damaged; none has a metric; the
+            schema is unsupported.
         """
         folders = self._folders()
         if not folders:
@@ -190,7 +189,7 @@ class CheckpointManager:
                 return _read(folders[step])
             except DamagedCheckpointError as error:
                 if not folders[step].exists():
-                    # The run that is read lives, and has just removed this one: look again.
+                    # The live run has just removed this one: retry.
                     return self.restore(which)
                 reasons.append(f"{folders[step].name}: {error}")
                 if index + 1 < len(candidates):
@@ -229,7 +228,7 @@ class CheckpointManager:
             ) from error
 
     def _best_candidates(self, folders: dict[int, pathlib.Path]) -> list[int]:
-        """Steps by metric, best first; those whose metric cannot be read are named."""
+        """Steps by metric, best first; logs unreadable metrics."""
         for folder in folders.values():
             try:
                 checkpoint_format.read_manifest(folder)
@@ -246,7 +245,7 @@ class CheckpointManager:
         return ranked
 
     def _folders(self) -> dict[int, pathlib.Path]:
-        """`{step: folder}`; a folder caught in the middle of its replacement counts too."""
+        """`{step: folder}`, including a folder in the middle of its replacement."""
         result: dict[int, pathlib.Path] = {}
         if not self._directory.is_dir():
             return result
@@ -258,19 +257,19 @@ class CheckpointManager:
         return result
 
     def _ranked(self, folders: dict[int, pathlib.Path]) -> list[int]:
-        """Steps that have a metric, highest first, the later of equal ones first."""
+        """Steps with a metric, highest first, later steps first among equals."""
         metrics = {}
         for step, folder in folders.items():
             try:
                 metric = checkpoint_format.read_manifest(folder)["metric"]
             except DamagedCheckpointError:
-                continue  # Not comparable; whoever wants to read it is told so.
+                continue  # Not comparable; a restore reports it.
             if metric is not None:
                 metrics[step] = metric
         return sorted(metrics, key=lambda s: (metrics[s], s), reverse=True)
 
     def _prune(self, saved: int) -> None:
-        """Removes what is neither among the newest up to `saved` nor the best; later steps too."""
+        """Removes checkpoints except the newest up to `saved` and the best; also later steps."""
         folders = self._folders()
         earlier = sorted(s for s in folders if s <= saved)
         keep = set(earlier if self._max_to_keep is None else earlier[-self._max_to_keep :])

@@ -1,4 +1,4 @@
-"""Compares runs: curves over seeds, and tables of final returns with their uncertainty."""
+"""Compares runs: curves over seeds, and tables of final returns with intervals."""
 
 import collections
 import csv
@@ -26,11 +26,11 @@ Groups = Mapping[str, Mapping[str, Sequence[RunRecord]]]
 
 
 def grouped(runs: Sequence[RunRecord], may_differ: Collection[str] = ()) -> Groups:
-    """Sorts runs by task, and within a task by what differs between their configurations.
+    """Groups runs by task, and within a task by the settings in which they differ.
 
     Args:
       runs: The runs.
-      may_differ: Names of bindings that make no group of their own, budgets for instance.
+      may_differ: Names of bindings to ignore in the grouping, e.g. budgets.
     """
     by_task: dict[str, list[RunRecord]] = collections.defaultdict(list)
     for run in runs:
@@ -42,7 +42,7 @@ def _by_difference(runs: Sequence[RunRecord], but: Collection[str]) -> dict[str,
     names = sorted({name for run in runs for name in run.configuration} - set(but))
     names = [n for n in names if not n.endswith(f"/{_TASK}")]
     differing = [n for n in names if len({run.configuration.get(n) for run in runs}) > 1]
-    # An algorithm of its own brings bindings of its own: its name says enough.
+    # Different algorithms have different bindings, so the name suffices.
     chosen = [n for n in differing if n.endswith(".agent")] or differing
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -58,7 +58,7 @@ def _by_difference(runs: Sequence[RunRecord], but: Collection[str]) -> dict[str,
 
 
 def curve_of(run: RunRecord, against: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
-    """Returns a run's curve: of its evaluations, else of its training's episodes.
+    """Returns a run's curve, of evaluations or else of training episodes.
 
     Args:
       run: The run.
@@ -80,7 +80,7 @@ def mean_curve(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns axis, mean over runs and its 95% bootstrap band (low, high), each `[100]`.
 
-    The axis ends where the shortest run does; curves are interpolated between their points.
+    The axis ends at the end of the shortest run; curves are interpolated linearly.
     """
     curves = [curve for run in runs if len((curve := curve_of(run, against))[0])]
     if not curves:
@@ -94,7 +94,7 @@ def mean_curve(
 
 
 def final_return(run: RunRecord) -> float:
-    """Returns the mean return of the final evaluation, else the last point of the curve."""
+    """Returns the mean return of the final evaluation, or else the curve's last point."""
     final = run.summary.get("eval_return_mean")
     if final is not None:
         return float(final)
@@ -103,11 +103,11 @@ def final_return(run: RunRecord) -> float:
 
 
 def table(groups: Groups, with_rliable: bool) -> list[dict[str, Any]]:
-    """Returns a row a group: number of runs, mean of the final returns, interquartile mean.
+    """Returns one row per group: number of runs, mean of final returns, interquartile mean.
 
     Args:
       groups: The runs.
-      with_rliable: Whether the interquartile mean and its 95% interval are there.
+      with_rliable: Whether to include the interquartile mean and its 95% interval.
     """
     rows = []
     for task, by_group in groups.items():
@@ -147,7 +147,7 @@ def _estimates(scores: Mapping[str, Any], metric: str) -> dict[str, tuple[float,
 
 
 def improvements(groups: Groups) -> list[dict[str, Any]]:
-    """Returns the probability that a run of one group ends better than one of another, by task."""
+    """Returns the probability of improvement between groups, by task."""
     rows = []
     for task, by_group in groups.items():
         scores = {g: np.array([[final_return(r)] for r in runs]) for g, runs in by_group.items()}
@@ -166,7 +166,7 @@ def improvements(groups: Groups) -> list[dict[str, Any]]:
 
 
 def draw(groups: Groups, path: pathlib.Path, against: str, with_rliable: bool) -> None:
-    """Draws a row of panels a task: mean curves, and performance profiles of final returns.
+    """Draws one row of panels per task: mean curves, and performance profiles.
 
     Raises:
       UserError: Without matplotlib, or if the file cannot be written.
@@ -191,10 +191,10 @@ def draw_returns(
 ) -> None:
     """Draws the mean curve of every group with its 95% bootstrap band.
 
-    Of a group without curves the mean of the final returns is a point, with its interval.
+    A group without curves is a point: the mean final return with its interval.
 
     Args:
-      axes: Of matplotlib.
+      axes: Matplotlib axes.
       by_group: The runs of one task.
       against: The axis of the curves, "env_steps" or "seconds".
     """
@@ -236,10 +236,10 @@ def write(
     """Compares runs: writes `comparison.png`, `.html`, `.md` and `.csv` into a folder.
 
     Args:
-      folders: The run folders; those without metrics are named and left out.
-      target: The folder to write; made when missing.
+      folders: The run folders; those without metrics are logged and skipped.
+      target: The folder to write; created if missing.
       against: The axis of the curves, "env_steps" or "seconds".
-      may_differ: As of `grouped`.
+      may_differ: As in `grouped`.
       log: Takes one-line messages.
 
     Returns:
@@ -298,14 +298,14 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows, at least one, as a table of Markdown."""
+    """Returns rows, at least one, as a Markdown table."""
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([_shown(row[n]) for n in names] for row in rows)]
     return "\n".join(f"| {' | '.join(x.replace('|', '/') for x in line)} |" for line in lines)
 
 
 def html_of(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Returns each list of rows as a table of HTML."""
+    """Returns each list of rows as an HTML table."""
     return [
         report.table(list(rows[0]), [[_shown(x) for x in row.values()] for row in rows])
         for rows in tables

@@ -20,7 +20,7 @@ from tfrl.storage import files
 
 
 class _Policy(tf.Module):
-    """The functions of a policy by name, and what they read."""
+    """The functions of a policy by name, with their variables."""
 
     def __init__(self, policy: PolicyFunctions):
         super().__init__(name="policy")
@@ -33,26 +33,26 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
     """Writes the greedy policy as a SavedModel, observation normaliser included.
 
     The signatures `action` and `serving_default` are the same function. Its input is a batch
-    `observation` `[B, ...]` of any size B, its output `action` `[B, ...]`. For a nest of
-    observations there is one input a leaf, `observation_<path>` with `/` written as `_`
-    (`observation_camera_left`); nests of actions likewise. Use it with TensorFlow alone:
+    `observation` `[B, ...]` of any size B, its output `action` `[B, ...]`. A nest of observations
+    has one input per leaf, `observation_<path>` with `/` written as `_`
+    (`observation_camera_left`); a nest of actions has such outputs. Use it with only TensorFlow:
 
         policy = tf.saved_model.load(directory)  # Keep this reference while acting.
         action = policy.signatures["action"](observation=batch)["action"]
 
-    A policy with memory takes and gives its state too, one `state_<path>` a leaf, which begins as
-    the signature `initial_state` says, and so again wherever an episode begins:
+    A policy with memory also takes and returns its state, one `state_<path>` per leaf. The
+    signature `initial_state` gives the state at every episode start:
 
         state = policy.signatures["initial_state"](batch_size=tf.constant(B))
         output = dict(policy.signatures["action"](observation=batch, **state))
         action = output.pop("action")  # what is left is the next state
 
     Args:
-      agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`; what it draws (a
-        greedy policy draws nothing) comes from one constant key.
+      agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`; random draws, if any,
+        use one constant key.
       agent_state: Its state; the values are copied, as constants (variables of a large policy, see
         `export_functions.CONSTANT_BYTES`).
-      directory: The SavedModel's folder. One that is there is replaced when the new one is whole.
+      directory: The SavedModel's folder; an existing one is replaced once the new one is complete.
 
     Returns:
       The folder.
@@ -72,7 +72,7 @@ def save_functions(policy: PolicyFunctions, directory: str | pathlib.Path) -> pa
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TensorFlow's "Assets written to" off the screen."""
+    """Suppresses TensorFlow's "Assets written to"."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -85,12 +85,12 @@ def quiet() -> Iterator[None]:
 def save_module(
     module: tf.Module, signatures: Mapping[str, Any], directory: str | pathlib.Path
 ) -> pathlib.Path:
-    """Writes a module as a SavedModel, whole or not at all.
+    """Writes a module as a SavedModel, atomically.
 
     Args:
-      module: What holds the variables.
+      module: The module with the variables.
       signatures: `{name: concrete function}`.
-      directory: The folder. One that is there is replaced when the new one is whole.
+      directory: The folder; an existing one is replaced once the new one is complete.
 
     Returns:
       The folder.
@@ -121,7 +121,7 @@ def save_module(
 
 
 TFLITE_FILE = "policy.tflite"
-# Its random numbers are made of operations that TFLite does not have.
+# Its random number operations are not supported by TFLite.
 NOT_IN_TFLITE = ("explore",)
 
 
@@ -130,14 +130,14 @@ def write_tflite(
 ) -> dict[str, Any]:
     """Writes `policy.tflite`, with the signatures `action`, `distribution` and `initial_state`.
 
-    Batches may be of any size. Only TFLite's own operations are used where they are enough; else
-    some of TensorFlow's, which the interpreter must have ("Select TF ops").
+    The batch size is arbitrary. It uses TFLite's built-in operations if possible, else also
+    TensorFlow's, which the interpreter must support ("Select TF ops").
 
     Args:
       policy: The policy.
       directory: An existing folder.
-      quantize: Whether weights become int8, with a scale each ("dynamic range"); activations stay
-        float32.
+      quantize: Whether to store weights as int8 with one scale per tensor ("dynamic range");
+        activations stay float32.
 
     Returns:
       What to say of it in `metadata.json`.
@@ -189,7 +189,7 @@ def _to_tflite(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Keeps what C++ prints on standard error off the screen."""
+    """Suppresses C++ output on standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -203,23 +203,23 @@ def _silent_stderr() -> Iterator[None]:
 
 
 OPSET = 17
-# Names of ONNX are unique: what comes out cannot be called what went in.
+# Names in ONNX are unique: outputs cannot have the names of inputs.
 _NEXT = "next_"
-# Its random numbers are made of operations that ONNX does not have.
+# Its random number operations are not supported by ONNX.
 NOT_IN_ONNX = ("explore",)
 
 
 def require_onnx() -> None:
-    """Raises a UserError where the extra is not installed."""
+    """Raises a UserError if the extra is not installed."""
     for module in ("tf2onnx", "onnxruntime"):
         extras.require(module, "export")
 
 
 def write_onnx(policy: PolicyFunctions, directory: pathlib.Path) -> dict[str, Any]:
-    """Writes one file a signature: `action.onnx`, `distribution.onnx`, `initial_state.onnx`.
+    """Writes one file per signature: `action.onnx`, `distribution.onnx`, `initial_state.onnx`.
 
-    Inputs and outputs are named as those of the signatures; the recurrent state that comes out is
-    `next_state_...`. Batches may be of any size.
+    Inputs and outputs have the signatures' names, but the output recurrent state is
+    `next_state_...`. The batch size is arbitrary.
 
     Args:
       policy: The policy.
@@ -240,9 +240,9 @@ def write_onnx(policy: PolicyFunctions, directory: pathlib.Path) -> dict[str, An
 
 
 def _captures_to_constants(model: Any, graph: Any) -> None:
-    """Makes constants of the inputs that stand for tensors from outside of a function.
+    """Replaces inputs for captured tensors by constants.
 
-    Such as the atoms of TF-Agents' CategoricalDqnAgent, a tensor that belongs to the agent.
+    For example the atoms of TF-Agents' CategoricalDqnAgent, a tensor of the agent.
     """
     from onnx import numpy_helper
 
@@ -250,7 +250,7 @@ def _captures_to_constants(model: Any, graph: Any) -> None:
     read = set(_names_read(model.graph))
     for graph_input in [x for x in model.graph.input if x.name in values]:
         model.graph.input.remove(graph_input)
-        if graph_input.name in read:  # small ones are constants already
+        if graph_input.name in read:  # small ones are already constants
             array = numpy_helper.from_array(np.asarray(values[graph_input.name]), graph_input.name)
             model.graph.initializer.append(array)
 
@@ -265,10 +265,10 @@ def _names_read(graph: Any) -> Iterator[str]:
 
 
 def _onnx_broadcast_args(ctx: Any, node: Any, name: str, args: Any) -> None:
-    """Writes TensorFlow's BroadcastArgs, which tf2onnx does not know, in operations of ONNX.
+    """Converts TensorFlow's BroadcastArgs, which tf2onnx does not support, to ONNX.
 
-    The shape that two shapes broadcast to is that of an array of the first one, expanded to the
-    second. It comes out of distributions of TensorFlow Probability, so of TF-Agents' policies.
+    The broadcast shape of two shapes is the shape of an array of the first one, expanded to the
+    second. TensorFlow Probability's distributions, and so TF-Agents' policies, use it.
     """
     from onnx import TensorProto, helper
 
@@ -315,7 +315,7 @@ def _to_onnx(name: str, function: Any, state: set[str]) -> bytes:
                 flat, input_signature=signature, opset=OPSET, custom_op_handlers=_ONNX_HANDLERS
             )
         _captures_to_constants(model, flat.get_concrete_function(*signature).graph)
-        onnx.checker.check_model(model)  # tf2onnx leaves what it does not know as it is
+        onnx.checker.check_model(model)  # tf2onnx leaves unknown operations unchanged
     except Exception as error:  # of many kinds, by operation
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(

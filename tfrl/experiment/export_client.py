@@ -1,13 +1,12 @@
-"""Acts by an exported policy, in a process that has no tfrl.
+"""Runs an exported policy, in a process without tfrl.
 
   python -I export_client.py job.json
 
 A job has `format` and `folder` of the export; the names of its inputs, outputs and recurrent state
 (`inputs`, `outputs`, `state`, in the order of the specs); `observations`, a .npz of arrays
-`[T, B, ...]`; `key`, of TF-Agents' policy that explores: the two numbers to draw by, or null where
-it is not to be compared; and `answers`, the .npz to write: `<signature>/<output>` `[T, B, ...]` and
-`single/<output>`, of the first observation alone. This file imports nothing of the package, and
-refuses to.
+`[T, B, ...]`; `key`, the two numbers of the key of TF-Agents' exploring policy, or null to skip it;
+and `answers`, the .npz to write: `<signature>/<output>` `[T, B, ...]` and `single/<output>`, for
+only the first observation. This file never imports the package.
 """
 
 import importlib.abc
@@ -26,10 +25,10 @@ _ONLY = {
     "tf_agents": ("tensorflow", "tf_agents", "tensorflow_probability"),
 }
 _BARRED = {"tfrl", "gin", "gymnasium", "tensorflow", "tensorflow_probability", "tf_agents"}
-# What TF-Agents itself imports.
+# Imports of TF-Agents.
 _THEIRS = {"gin", "gymnasium"}
 _KEPT: list = []
-# The scope in which a policy for TF-Agents draws its key, and all operations that could draw.
+# The scope in which a TF-Agents policy draws its key, and all random operations.
 KEY_SCOPE = "tfrl_key"
 _OF_KEY = re.compile(rf"(^|/){KEY_SCOPE}(_\d+)?/")
 _DRAWS = {
@@ -70,7 +69,7 @@ def saved_model(job):
 
 
 def tflite(job):
-    """Returns the same of a TFLite file."""
+    """Returns the same for a TFLite file."""
     import tensorflow as tf
 
     interpreter = tf.lite.Interpreter(model_path=str(pathlib.Path(job["folder"], "policy.tflite")))
@@ -85,7 +84,7 @@ def tflite(job):
 
 
 def onnx(job):
-    """Returns the same of a folder of ONNX files; the next state has the name of the state."""
+    """Returns the same for a folder of ONNX files; the next state has the state's name."""
     import onnxruntime
 
     types = {"tensor(int32)": "int32", "tensor(int64)": "int64"}
@@ -96,7 +95,7 @@ def onnx(job):
         outputs = [x.name for x in session.get_outputs()]
 
         def call(**given):
-            # What a policy does not look at is no input of the file.
+            # Unused inputs of a policy are not inputs of the file.
             fed = {k: x.astype(inputs[k] or x.dtype) for k, x in given.items() if k in inputs}
             result = session.run(outputs, fed)
             return {n.removeprefix("next_"): x for n, x in zip(outputs, result, strict=True)}
@@ -107,7 +106,7 @@ def onnx(job):
 
 
 def draws(folder):
-    """Returns a SavedModel's proto, and its nodes that draw: those of the key, and all others."""
+    """Returns a SavedModel's proto, and its random nodes: those of the key, and all others."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     model = saved_model_pb2.SavedModel()
@@ -123,7 +122,7 @@ def draws(folder):
 
 
 def _with_key(folder, copy, key):
-    """Copies a policy of TF-Agents, with a constant in the place of the key that it draws."""
+    """Copies a TF-Agents policy, with a constant instead of the random key."""
     import tensorflow as tf
 
     shutil.copytree(folder, copy)
@@ -140,10 +139,10 @@ def _with_key(folder, copy, key):
 
 
 def tf_agents(job):
-    """Returns the same of the policies that PolicySaver wrote; `single` after an update.
+    """Returns the same for the policies of PolicySaver; `single` after an update.
 
-    The policy that explores draws its key by TensorFlow's own numbers. So it must load and act as
-    it is, and a copy of it, whose key is that of the job, gives the draws to compare.
+    The exploring policy draws its key from TensorFlow's global random numbers. So it must load and
+    run unchanged, and a copy with the job's key gives the draws to compare.
     """
     import tensorflow as tf
     from tf_agents.policies import SavedModelPyTFEagerPolicy
@@ -204,7 +203,7 @@ def _packed(spec, names, arrays):
 
 
 def answers(job):
-    """Acts over all steps; returns what every signature answered."""
+    """Runs all steps; returns the results of every signature."""
     import numpy as np
 
     with np.load(job["observations"]) as file:
@@ -219,7 +218,7 @@ def answers(job):
         return {name: x[t, rows] for name, x in observations.items()}
 
     result: dict = {}
-    # Exploring goes on from its own memory, the rest from that of the greedy policy.
+    # Exploration carries its own memory, the others the greedy policy's.
     state, explored = begin(batch), begin(batch)
     for t in range(steps):
         for name in ("action", "explore", "distribution"):
@@ -236,7 +235,7 @@ def answers(job):
 
 
 def main():
-    """Does the job that the command line names."""
+    """Runs the job of the command line."""
     import numpy as np
 
     job = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A policy as flat functions with names, with the metadata of an export."""
+"""A policy as flat named functions, with export metadata."""
 
 import dataclasses
 import importlib.metadata
@@ -15,7 +15,7 @@ from tfrl.storage import files
 
 Nest = Any
 
-# What a kind of distribution is, given its parameters; it goes into metadata.json.
+# Descriptions of distribution kinds, for metadata.json.
 KINDS = {
     "categorical": "action = start + i with probability softmax(logits)_i",
     "multi_categorical": "element k = start_k + i with probability softmax(logits_k)_i",
@@ -34,11 +34,11 @@ def has_distribution(agent: Any) -> bool:
 
 
 def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what a reader must know to act by the parameters, out of JSON's types.
+    """Returns the information needed to act from the parameters, as JSON types.
 
     Args:
       agent: The agent.
-      kinds: `{path: kind}`, as the agent's `policy_parameters` gave them.
+      kinds: `{path: kind}` from the agent's `policy_parameters`.
     """
     leaves = struct.paths(agent.action_spec)
     result: dict[str, Any] = {}
@@ -57,9 +57,9 @@ def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
     return result
 
 
-# Up to this size the values of a policy are constants of its functions. From variables each would
-# be read in every call, which takes more time than the arithmetic of a small policy; but a graph
-# holds 2 GB at most, and each function has its own constants.
+# Up to this size a policy's values are constants of its functions. Every call would read every
+# variable, which takes longer than a small policy's arithmetic; but a graph holds at most 2 GB, and
+# each function has its own constants.
 CONSTANT_BYTES = 64 * 2**20
 
 SIGNATURES = ("action", "explore", "distribution")
@@ -72,14 +72,14 @@ class PolicyFunctions:
     Attributes:
       functions: `{signature: tf.function}` with input signatures; their inputs and outputs are
         named tensors.
-      tracked: What holds the variables that functions read; empty where all is constant.
+      tracked: The holder of the functions' variables; empty if all are constants.
       obs_spec: The nest of specs of one observation.
-      action_spec: That of one action.
+      action_spec: The nest of specs of one action.
       inputs: Names of the leaves of an observation, in `tf.nest` order.
       outputs: Names of the leaves of an action.
       state: Names of the leaves of the recurrent state; () without memory.
-      distributions: What the outputs of `distribution` mean, for `metadata.json`.
-      left_out: `{signature: why there is none}`.
+      distributions: Meaning of the outputs of `distribution`, for `metadata.json`.
+      left_out: `{missing signature: reason}`.
     """
 
     functions: Mapping[str, Any]
@@ -112,7 +112,7 @@ def leaf_name(path: str, base: str) -> str:
 
 
 def initial_carry(agent: Any, batch_size: Any) -> Any:
-    """Returns the recurrent state of an agent at an episode's start; None without memory."""
+    """Returns an agent's recurrent state at an episode start; None without memory."""
     make = getattr(agent, "initial_carry", None)
     return None if make is None else make(batch_size)
 
@@ -120,23 +120,23 @@ def initial_carry(agent: Any, batch_size: Any) -> Any:
 def policy_functions(
     agent: Any, agent_state: Any, signatures: Sequence[str] = SIGNATURES
 ) -> PolicyFunctions:
-    """Makes the functions of an agent's policy; the values of its state are copied.
+    """Makes the functions of an agent's policy, with copies of its state's values.
 
     - `action(observation, [state])` acts greedily.
-    - `explore(observation, [state], seed)` acts as in training; `seed` is an int64 scalar, and the
-      same seed gives the same draws.
-    - `distribution(observation, [state])` gives the parameters of the policy's distribution, see
+    - `explore(observation, [state], seed)` acts as in training; equal seeds, int64 scalars, give
+      equal draws.
+    - `distribution(observation, [state])` returns the parameters of the policy's distribution, see
       `KINDS`.
-    - `initial_state(batch_size)` gives the state at the start of an episode, where there is memory.
+    - `initial_state(batch_size)` returns the state at an episode start, with memory.
 
     Args:
       agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`.
       agent_state: Its state.
-      signatures: Which of the first three are asked for. What the agent cannot do is left out,
-        except for `action`.
+      signatures: The requested ones of the first three. Unsupported ones are omitted, except
+        `action`.
 
     Raises:
-      UserError: Names collide, or there is memory and nothing to begin with.
+      UserError: Names collide, or a policy with memory has no initial state.
     """
     maker = _Maker(agent, agent_state)
     functions: dict[str, Any] = {"action": maker.made(maker.act)}
@@ -170,7 +170,7 @@ _SEED = (tf.TensorSpec([], tf.int64, name="seed"),)
 def _add(
     functions: dict[str, Any], left_out: dict[str, str], name: str, make: Callable[[], Any]
 ) -> None:
-    """Adds a function that an agent need not have; why it has none goes into the metadata."""
+    """Adds an optional function; if it fails, the reason goes into the metadata."""
     try:
         functions[name] = make()
     except Exception as error:  # whatever a user's own agent raises on symbolic tensors
@@ -179,9 +179,9 @@ def _add(
 
 
 class _Values:
-    """The values of an agent's state, as a function needs them: those that it uses, and no others.
+    """The values of an agent's state that a function uses.
 
-    A critic and target networks take no part in acting.
+    Critics and target networks are not used for acting.
     """
 
     def __init__(self, agent_state: Any):
@@ -195,7 +195,7 @@ class _Values:
 
     @property
     def read(self) -> list[tf.Variable]:
-        """The variables that there are."""
+        """The existing variables."""
         return list(self._variables.values())
 
     @property
@@ -209,7 +209,7 @@ class _Values:
         return tf.nest.pack_sequence_as(self._structure, flat)
 
     def prepare(self, used: set[str]) -> bool:
-        """Makes variables of the used values if they are large; returns whether it did."""
+        """Creates variables for the used values if they are large; returns whether it did."""
         if sum(self._arrays[path].nbytes for path in used) <= CONSTANT_BYTES:
             return False
         for path in sorted(used - set(self._variables)):
@@ -217,11 +217,11 @@ class _Values:
         return True
 
     def inside(self, used: set[str], large: bool) -> dict[str, tf.Tensor]:
-        """Returns the leaves within the function that is being traced."""
+        """Returns the leaves inside the traced function."""
         result = {}
         for path, array in self._arrays.items():
             if path not in used:
-                result[path] = tf.fill(array.shape, tf.zeros([], array.dtype))  # takes no room
+                result[path] = tf.fill(array.shape, tf.zeros([], array.dtype))  # needs no space
             elif large:
                 result[path] = tf.convert_to_tensor(self._variables[path])
             else:
@@ -284,7 +284,7 @@ class _Maker:
     # The methods.
 
     def act(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
-        # A greedy policy draws nothing; one that does draws the same each time.
+        # A greedy policy draws nothing; any draws are the same each time.
         output = self._agent.evaluate_actions(state, obs, seeding.key(0), carry)
         return self._acted(output, carry)
 
@@ -323,7 +323,7 @@ class _Maker:
         return tf.function(initial_state, input_signature=signature, autograph=False)
 
     def _check_carry(self, before: Any, after: Any) -> None:
-        """Refuses a carry that nobody could begin with."""
+        """Rejects a carry without an initial value."""
         if before is None and after is not None:
             raise UserError(
                 f"export of {type(self._agent).__name__}",
@@ -335,7 +335,7 @@ class _Maker:
 
 
 def _used(concrete: Any, leaves: Mapping[str, Any]) -> set[str]:
-    """The names of those leaves, a function's first argument, that its outputs depend on."""
+    """The names of the leaves in the first argument on which the outputs depend."""
     visited, rest = set(), [tensor.op for tensor in concrete.graph.outputs]
     while rest:
         op = rest.pop()
@@ -353,12 +353,12 @@ _PACKAGES = {
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
 }
-# Which of them take part in a format.
+# Packages of each format.
 _PACKAGES_OF = {"tf_agents": ("tf_agents",), "onnx": ("tf2onnx", "onnx", "onnxruntime")}
 
 
 def export_versions(form: str) -> dict[str, str]:
-    """Returns the versions of what made an export, those of its format included."""
+    """Returns the package versions of an export, including its format's."""
     result = versions()
     for name in _PACKAGES_OF.get(form, ()):
         result[name] = importlib.metadata.version(_PACKAGES[name])
@@ -393,7 +393,7 @@ def _leaves(nest: Any, base: str) -> list[dict[str, Any]]:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """One number where all are the same; null stands for none."""
+    """One number if all are equal; null for unbounded."""
     if bound.size and np.all(bound == bound.flat[0]):
         return bound.flat[0]
     return bound

@@ -1,4 +1,4 @@
-"""Compares what an exported policy answers, in a process without tfrl, with the library itself."""
+"""Compares an exported policy, in a process without tfrl, with the library."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ Answers = dict[str, np.ndarray]
 
 
 class AgentOracle:
-    """The library's own answers: an agent's methods, called as a rollout calls them."""
+    """The library's results: an agent's methods, called as in a rollout."""
 
     def __init__(self, agent: Any, agent_state: Any):
         self._agent, self._state = agent, agent_state
@@ -45,19 +45,19 @@ class AgentOracle:
         signatures: Sequence[str],
         keys: Callable[[int], tf.Tensor] = seeding.key,
     ) -> Answers:
-        """Acts over the observations of an episode.
+        """Acts on the observations of an episode.
 
         Args:
           observations: Nests `[B, ...]`, one a step.
-          signatures: Which of action, explore and distribution.
-          keys: The key that `explore` draws by in each step.
+          signatures: Any of action, explore and distribution.
+          keys: The key of `explore` in each step.
 
         Returns:
-          `{<signature>/<output>: [T, B, ...]}`, as the client names them; the memory after each
-          step is among the outputs of each signature.
+          `{<signature>/<output>: [T, B, ...]}`, with the client's names; each signature's outputs
+          include the memory after each step.
         """
         agent, state = self._agent, self._state
-        # Exploring goes on from its own memory, the rest from that of the greedy policy.
+        # Exploration carries its own memory, the others the greedy policy's.
         carry = explored = initial_carry(agent, len(tf.nest.flatten(observations[0])[0]))
         result: dict[str, list[np.ndarray]] = {}
 
@@ -90,32 +90,32 @@ class AgentOracle:
         return {name: np.stack(each) for name, each in result.items()}
 
 
-# Of actions and memory, those larger than 1 relative to their size.
+# For actions and memory; relative for values above 1.
 TOLERANCE = 1e-5
-# Of parameters of a distribution, which are sums of larger numbers: relative to the largest.
+# For distribution parameters, which are sums of larger numbers: relative to the largest.
 PARAMETERS = 1e-4
-# With weights of 8 bits: the share of greedy actions that must be equal, or, of continuous ones,
-# nearer than so much of the range between their bounds (without bounds, of the range that the
-# library's own have). What else there is must be finite.
+# With 8-bit weights: the share of greedy actions that must be equal or, for continuous ones, within
+# this fraction of the range between their bounds (without bounds, of the range of the library's
+# actions). Other outputs must be finite.
 EQUAL = 0.95
 RANGE = 0.05
-# As of masked logits, which stand for minus infinity.
+# For masked logits, which represent minus infinity.
 _INFINITE = 1e29
-# Draws fall between two outcomes whose probabilities differ in the last bits.
+# A draw may fall between two outcomes if probabilities differ in the last bits.
 _DRAWN = 0.998
 _DISCRETE = ("logits", "q_values")
 
 
 @dataclasses.dataclass
 class Comparison:
-    """What was found, by `<signature>/<output>`.
+    """Results of the comparison, by `<signature>/<output>`.
 
     Attributes:
       errors: The largest distance of each float output.
-      shares: The share of each discrete output that is equal, or one of two equally good choices.
-      ties: How many of these were another one of two equally good choices.
-      within: With weights of 8 bits, the share of a continuous action within `RANGE`.
-      wrong: What is missing or too far off, for people.
+      shares: The share of equal values, or equally good choices, of each discrete output.
+      ties: The number of different but equally good choices.
+      within: With 8-bit weights, the share of a continuous action within `RANGE`.
+      wrong: Messages about missing or wrong outputs.
     """
 
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -125,14 +125,14 @@ class Comparison:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
     def summary(self, outputs: Sequence[str]) -> dict[str, float | None]:
-        """The largest distance of the greedy action's continuous leaves, the least equal share."""
+        """The largest error of continuous greedy actions, the smallest share of equal ones."""
         names = [f"action/{output}" for output in outputs]
         errors = [self.errors[name] for name in names if name in self.errors]
         shares = [self.shares[name] for name in names if name in self.shares]
         return {"max_error": max(errors, default=None), "equal": min(shares, default=None)}
 
     def outputs(self) -> dict[str, Any]:
-        """All that was measured."""
+        """All measurements."""
         return {
             **self.errors,
             **self.shares,
@@ -149,18 +149,18 @@ def compare(
     *,
     quantized: bool = False,
 ) -> Comparison:
-    """Compares what an export answered with the library's own answers.
+    """Compares the results of an export with the library's.
 
     Args:
       policy: What was exported.
-      own: The library's answers `{<signature>/<output>: [T, B, ...]}`.
-      theirs: Those of the export; and `single/<output>` `[1, ...]`, of the first observation alone.
-      signatures: The functions that the export should have: each of their outputs is missed if it
-        is not there.
-      quantized: Whether weights are of 8 bits.
+      own: The library's results `{<signature>/<output>: [T, B, ...]}`.
+      theirs: The export's results; and `single/<output>` `[1, ...]`, for only the first
+        observation.
+      signatures: The expected functions; missing outputs are errors.
+      quantized: Whether weights have 8 bits.
 
     Returns:
-      What was found; its `wrong` is empty where all is well.
+      The comparison; `wrong` is empty if all outputs are right.
     """
     expected = {f"action/{name}": None for name in (*policy.outputs, *policy.state)}
     expected |= {name: None for name in own if name.split("/", 1)[0] in signatures}
@@ -188,9 +188,9 @@ def compare(
 
 
 def _parted(policy: PolicyFunctions, own: Answers, theirs: Answers) -> np.ndarray | None:
-    """Where draws fell between two outcomes, in this step or before it; bool `[T, B]`, or None.
+    """Where draws diverged between two outcomes, now or earlier; bool `[T, B]`, or None.
 
-    From there on both sides remember something else.
+    From there on the memories differ.
     """
     differ = None
     for name in (f"explore/{output}" for output in policy.outputs):
@@ -248,7 +248,7 @@ def _choices(
     if signature == "explore":
         least = _DRAWN
         if parted is not None:
-            # An action counts in the step in which it parts, its consequences do not.
+            # The diverging action itself is counted, its consequences are not.
             before = np.concatenate([np.zeros_like(parted[:1]), parted[:-1]])
             equal = equal[~(before if output in policy.outputs else parted)]
     if quantized:
@@ -259,7 +259,7 @@ def _choices(
 
 
 def _within(policy: PolicyFunctions, output: str, own: np.ndarray, theirs: np.ndarray) -> float:
-    """The share of a continuous action's elements that are nearer than `RANGE` of their range."""
+    """The share of a continuous action's elements within `RANGE` of their range."""
     leaves = struct.paths(policy.action_spec)
     spec = next(s for path, s in leaves.items() if leaf_name(path, "action") == output)
     own, theirs = own.astype(np.float64), theirs.astype(np.float64)
@@ -276,7 +276,7 @@ def _distance(own: np.ndarray, theirs: np.ndarray, scale: np.ndarray) -> float:
 
 
 def _largest(values: np.ndarray, axis: int | None) -> np.ndarray:
-    """The largest size along an axis, or of all."""
+    """The largest absolute value along an axis, or of all."""
     sizes = np.abs(values)
     finite = np.where(sizes < _INFINITE, sizes, 0.0)
     return np.max(finite, axis=axis, keepdims=axis is None, initial=0.0)
@@ -290,7 +290,7 @@ def _ties(
     theirs: np.ndarray,
     one: bool,
 ) -> np.ndarray:
-    """Where both choices are equally good to within the tolerance; bool of their shape."""
+    """Where both choices are equally good up to the tolerance; bool of their shape."""
     nothing = np.zeros(expected.shape, bool)
     leaves = struct.paths(policy.action_spec)
     path = next((p for p in leaves if leaf_name(p, "action") == output), None)
@@ -312,27 +312,27 @@ def _ties(
 
 
 OBSERVATIONS = 1000
-# Of a policy with memory: so many sequences of so many steps.
+# Number and length of sequences for a policy with memory.
 _STEPS = 20
 _SECONDS = 300.0
-# The functions that a format does not have.
+# The missing functions of each format.
 _WITHOUT = {
     "saved_model": (),
     "tf_agents": ("distribution",),
     "tflite": export.NOT_IN_TFLITE,
     "onnx": export.NOT_IN_ONNX,
 }
-# The seed of the key that stands in for the one that a policy for TF-Agents draws.
+# The seed of the key that replaces a TF-Agents policy's random key.
 _KEY = 12
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
 def draw_observations(obs_spec: Any, memory: bool, count: int = OBSERVATIONS) -> list[Any]:
-    """Draws observations within their spec; of action masks each row has a valid action.
+    """Draws observations within their spec; each action mask has a valid action.
 
     Args:
       obs_spec: The nest of specs of one observation.
-      memory: Whether they are the steps of sequences.
+      memory: Whether to draw steps of sequences.
       count: How many.
 
     Returns:
@@ -364,17 +364,17 @@ def client_answers(
     observations: Sequence[Any],
     key: tf.Tensor | None = None,
 ) -> Answers:
-    """Lets a process without tfrl act by an export.
+    """Runs an export in a process without tfrl.
 
     Args:
       form: The format.
       folder: The export.
       policy: What was exported.
       observations: Nests `[B, ...]`, one a step.
-      key: What TF-Agents' policy that explores draws by, int32 [2]; None to leave it out.
+      key: The key of TF-Agents' exploring policy, int32 [2]; None to skip it.
 
     Returns:
-      Its answers, see `export_client`.
+      Its results, see `export_client`.
 
     Raises:
       UserError: The process failed.
@@ -403,7 +403,7 @@ def client_answers(
 
 
 def _run(form: str, job: pathlib.Path) -> None:
-    # -I: neither the working directory nor PYTHONPATH, which may lead to tfrl, is looked into.
+    # -I ignores the working directory and PYTHONPATH, which may contain tfrl.
     command = [sys.executable, "-I", export_client.__file__, str(job)]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     try:
@@ -414,7 +414,7 @@ def _run(form: str, job: pathlib.Path) -> None:
         raise _failed(form, f"no answer within {_SECONDS:.0f} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        # A message may go on below the line that names the exception.
+        # A message may continue below the line with the exception's name.
         named = [line for line in lines if _EXCEPTION.match(line)] or lines
         raise _failed(form, named[-1] if named else f"exit code {done.returncode}")
 
@@ -440,26 +440,25 @@ def verify(
     quantized: bool = False,
     count: int = OBSERVATIONS,
 ) -> dict[str, Any]:
-    """Compares an export with the library's own answers.
+    """Compares an export with the library.
 
     Args:
       form: "saved_model", "tf_agents", "tflite" or "onnx".
       folder: The export.
       policy: What was exported.
       oracle: Has `answers`, see `AgentOracle`.
-      quantized: Whether weights are of 8 bits; then greedy actions alone are held to a bound, see
-        `EQUAL` and `RANGE`.
-      count: How many observations.
+      quantized: Whether weights have 8 bits; then only greedy actions have a tolerance, see `EQUAL`
+        and `RANGE`.
+      count: Number of observations.
 
     Returns:
-      `observations`, `steps`, and for each float output of each signature the largest distance,
-      for each discrete one the share that is equal; `not_compared`, why a
-      function is left out; for `metadata.json`.
+      `observations`, `steps`, and for each float output of each signature the largest error, for
+      each discrete one the share of equal values; `not_compared`, the reason for skipped functions;
+      for `metadata.json`.
 
     Raises:
-      UserError: An output is farther off than its bound, or a choice another one though no two
-        were equally good; an output of a function that the format should have is missing; or the
-        other process failed.
+      UserError: An output exceeds its tolerance, or a choice differs without a tie; an expected
+        output is missing; or the other process failed.
     """
     observations = draw_observations(policy.obs_spec, bool(policy.state), count)
     has = [name for name in policy.functions if name not in _WITHOUT[form]]
@@ -492,7 +491,7 @@ def verify(
 
 
 def _without_key(folder: pathlib.Path, policy: PolicyFunctions) -> dict[str, str]:
-    """Says why the draws of TF-Agents' policy that explores cannot be repeated, if they cannot."""
+    """Returns the reason if the draws of TF-Agents' exploring policy are not repeatable."""
     if "explore" not in policy.functions:
         return {"explore": policy.left_out.get("explore", "the policy has none")}
     _, _, others = export_client.draws(folder / "collect_policy")
@@ -501,7 +500,7 @@ def _without_key(folder: pathlib.Path, policy: PolicyFunctions) -> dict[str, str
 
 
 def _clipped(own: Answers, policy: PolicyFunctions) -> Answers:
-    """TF-Agents clips actions to the bounds of their spec."""
+    """Clips actions to the bounds of their spec, like TF-Agents."""
     result = dict(own)
     for path, spec in struct.paths(policy.action_spec).items():
         if spec.dtype.is_floating:

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, machine, seed, command. And what of it has changed."""
+"""Metadata of a run: versions, machine, seed, command; and their differences."""
 
 import datetime
 import hashlib
@@ -28,7 +28,7 @@ _DISTRIBUTIONS = {
     "gymnasium": "gymnasium",
 }
 
-# Facts on which the bits of a result depend (besides seed and configuration).
+# Facts, besides seed and configuration, that affect the bits of a result.
 BIT_FACTS = (
     "versions",
     "device",
@@ -62,10 +62,10 @@ def params_digest(params: Any) -> str:
 
 
 def git_hash(package: pathlib.Path | None = None) -> str | None:
-    """Returns the commit of the checkout that the package runs from, or None outside of one.
+    """Returns the commit of the package's checkout, or None outside a checkout.
 
-    A `+changes` is appended when tracked files differ from the commit. A package installed inside
-    somebody else's checkout (a `.venv` there) does not count.
+    `+changes` is appended if tracked files differ from the commit. A package installed inside
+    another checkout (in its `.venv`) returns None.
 
     Args:
       package: The folder of the package; by default that of tfrl.
@@ -82,7 +82,7 @@ def git_hash(package: pathlib.Path | None = None) -> str | None:
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> str | None:
-    """What git prints, or None when there is no git, no checkout or no answer."""
+    """The output of git, or None without git, a checkout or an answer."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -92,7 +92,7 @@ def _git(folder: pathlib.Path, *arguments: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, tfrl and what it computes with."""
+    """Returns the versions of Python, tfrl and its main dependencies."""
     result = {"python": platform.python_version(), "tfrl": tfrl.__version__}
     for name, distribution in _DISTRIBUTIONS.items():
         try:
@@ -103,13 +103,13 @@ def versions() -> dict[str, str]:
 
 
 def intra_op_threads() -> int:
-    """Returns the threads that one op may use: as configured, else one for each usable core."""
+    """Returns the threads per op: as configured, else one per usable core."""
     configured = tf.config.threading.get_intra_op_parallelism_threads()
     return configured or asked_threads() or len(os.sched_getaffinity(0))
 
 
 def asked_threads() -> int:
-    """Returns the threads that TF_NUM_INTRAOP_THREADS gives one op; 0 where it says nothing."""
+    """Returns TF_NUM_INTRAOP_THREADS, or 0 if unset."""
     text = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(text) if text.isdecimal() else 0
 
@@ -140,13 +140,13 @@ def collect(
     configuration: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns the metadata of a run that starts here and now, out of JSON's types.
+    """Returns the metadata of a run that starts now, as JSON types.
 
     Args:
       seed: The run's seed.
       compile_choices: `{stage: "xla" | "graph" | "eager"}`.
-      configuration: `{binding: value}`, as `RunFolder.check_same_configuration` compares it.
-      **more: Further entries.
+      configuration: `{binding: value}` for `RunFolder.check_same_configuration`.
+      **more: Other entries.
     """
     return files.plain(
         {
@@ -169,15 +169,14 @@ def collect(
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names the facts on which bit-equality depends and in which two metadata differ.
+    """Lists the differences of two metadata that affect bit-equality.
 
     Args:
       old: The metadata of the run.
       new: The metadata of this process.
 
     Returns:
-      One text `name: old -> new` for each fact that differs; empty when a resumed run promises the
-      same bits.
+      One string `name: old -> new` per difference; empty if a resumed run has the same bits.
     """
     result = []
     for name in BIT_FACTS:

@@ -1,4 +1,4 @@
-"""How far a run has come: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import collections
 import datetime
@@ -14,12 +14,12 @@ from typing_extensions import Self
 
 from tfrl.experiment.recorders import format_cells
 
-# The rate is that of the last updates.
+# The rate is computed over the last updates.
 _WINDOW = 20
 
 
 class Progress:
-    """Shows `done / total`, the rate, the time left and current figures.
+    """Shows `done / total`, the rate, the remaining time and current figures.
 
     On a terminal it is one live line at the bottom, above which prints and `log` messages scroll.
     Elsewhere it is a plain line at most every `every_seconds`, and a last one at `close`.
@@ -39,13 +39,13 @@ class Progress:
         """Starts the display.
 
         Args:
-          total: What `done` will be at the end.
-          unit: What is counted.
-          done: What is done already, by a run that goes on.
-          stream: Where to write; by default standard error.
-          every_seconds: The least time between two plain lines.
-          console: A rich console to use in place of `stream`.
-          clock: Seconds that never go back.
+          total: The final value of `done`.
+          unit: The unit of the count.
+          done: The initial value, for a resumed run.
+          stream: The output stream; by default standard error.
+          every_seconds: The minimum time between two plain lines.
+          console: A rich console to use instead of `stream`.
+          clock: A monotonic clock in seconds.
         """
         self._total = total
         self._unit = unit
@@ -67,7 +67,8 @@ class Progress:
             self._bar.start()
 
     def _make_bar(self) -> rich.progress.Progress:
-        # rich redirects sys.stdout and sys.stderr while the bar lives, so prints go above it.
+        # rich redirects sys.stdout and sys.stderr while the bar is shown, so prints appear above
+        # it.
         return rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             # A narrow terminal has its room for the figures.
@@ -84,7 +85,7 @@ class Progress:
         return self._rate
 
     def restart(self) -> None:
-        """Leaves the time since the last update out of the rate: it was spent on compilation."""
+        """Excludes the time since the last update, spent on compilation, from the rate."""
         self._marks.clear()
         self._marks.append((self._clock(), self._done))
 
@@ -92,10 +93,10 @@ class Progress:
         """Shows a new state.
 
         Args:
-          done: What is done by now, in the unit, since the start of the whole run.
+          done: The count so far, since the start of the whole run.
           compiled: Whether the time since the last update was spent on compilation.
           **figures: Current figures to show, such as `return_=312.5`; a trailing underscore is
-            dropped from the name. A figure that is not given keeps off the display.
+            dropped from the name. Omitted figures are not shown.
         """
         self._done = int(done)
         if compiled:
@@ -153,7 +154,7 @@ class Progress:
         self._console.file.flush()
 
     def _percent(self) -> str:
-        # The iteration that reaches the total may go beyond it.
+        # The last iteration may exceed the total.
         return f"{min(100.0, 100 * self._done / self._total):3.0f}%" if self._total > 0 else "100%"
 
     def _text(self) -> str:

@@ -1,4 +1,4 @@
-"""Recorders: where rows of metrics go (CSV, JSON lines, TensorBoard, W&B, the console)."""
+"""Recorders: outputs for rows of metrics (CSV, JSON lines, TensorBoard, W&B, console)."""
 
 import abc
 import contextlib
@@ -33,8 +33,8 @@ _REMEDY = "Choose another --root_dir or make this one writable."
 def cell(name: str, value: Any) -> float | int | str:
     """Returns a value of a row as a Python number or a one-line string.
 
-    float32 values become the shortest decimal that reads back as the same float32, so that a
-    stored 0.1 is written as 0.1. Line breaks in strings become spaces: a row is one line.
+    float32 values become the shortest decimal that reads back as the same float32, so 0.1 is
+    written as 0.1. Line breaks in strings become spaces, since a row is one line.
 
     Args:
       name: Name of the column, for the error.
@@ -61,40 +61,40 @@ def cell(name: str, value: Any) -> float | int | str:
 
 
 class Recorder(abc.ABC):
-    """Takes rows of metrics.
+    """Records rows of metrics.
 
-    Rows of one step may be several; their steps do not decrease. Write and `flush` all rows of a
-    step before its checkpoint is saved, and call `truncate` with the checkpoint's step at resume:
-    then no row is lost and none is double.
+    A step may have several rows; steps must not decrease. Write and `flush` all rows of a step
+    before saving its checkpoint, and at resume call `truncate` with the checkpoint's step: then no
+    row is lost or duplicated.
     """
 
     @abc.abstractmethod
     def write(self, step: int, row: Mapping[str, Any]) -> None:
-        """Takes one row.
+        """Writes one row.
 
         Args:
           step: The step of the row.
-          row: `{name: number or string}`; a NaN or an infinity is a number too.
+          row: `{name: number or string}`; NaN and infinities are allowed.
         """
 
     def truncate(self, step: int) -> None:
-        """Drops the rows whose step is greater than `step`; nothing to do where none are kept."""
+        """Drops the rows after `step`; a no-op if none are stored."""
         return
 
     def flush(self) -> None:
-        """Returns when every row written so far is safe; nothing to do where none wait."""
+        """Returns once every row is stored; a no-op if none are pending."""
         return
 
     def close(self) -> None:
-        """Flushes and lets go of files; more calls have no effect."""
+        """Flushes and closes files; more calls have no effect."""
         self.flush()
 
 
 def split_row(step: int, row: Mapping[str, Any], step_name: str) -> dict[str, float | int | str]:
-    """Returns the cells of a row without the step, which the row may repeat but not contradict.
+    """Returns the cells of a row without the step; a step in the row must agree.
 
     Raises:
-      ValueError: The row has another value under the step's name.
+      ValueError: The row has a different value under the step's name.
     """
     cells = {str(n): cell(n, v) for n, v in row.items()}
     if cells.pop(step_name, step) != step:
@@ -103,20 +103,20 @@ def split_row(step: int, row: Mapping[str, Any], step_name: str) -> dict[str, fl
 
 
 def _lines_of(path: pathlib.Path) -> list[str]:
-    """The whole lines of a file, without their ends."""
+    """The complete lines of a file, without line ends."""
     with open(path, "rb", opener=files.open_no_link) as file:
         return file.read().decode("utf-8", errors="replace").split("\n")[:-1]
 
 
 def check_table(path: pathlib.Path, step_name: str = STEP) -> None:
-    """Refuses a table of metrics whose header is damaged: its rows would be taken for damaged.
+    """Rejects a metrics table with a damaged header, since its rows would seem damaged.
 
     Args:
-      path: The table; nothing is wrong with one that is not there or holds no whole line.
+      path: The table; a missing or empty one is valid.
       step_name: The name of its first column.
 
     Raises:
-      UserError: Showing the header.
+      UserError: Shows the header.
     """
     lines = _lines_of(path) if path.exists() else []
     if not lines:
@@ -135,21 +135,21 @@ def check_table(path: pathlib.Path, step_name: str = STEP) -> None:
 
 
 class _LineRecorder(Recorder):
-    """One row a line, appended; a last line without its end was cut by a kill and is dropped."""
+    """Appends one line per row; drops a last line that a kill has cut off."""
 
     def __init__(self, path: str | pathlib.Path, step_name: str = STEP):
-        """Opens the file, and goes on after its last whole line.
+        """Opens the file for appending after its last complete line.
 
         Args:
-          path: The file; its folder is made when missing.
-          step_name: The name that the step is stored under.
+          path: The file; its folder is created if missing.
+          step_name: The name of the step.
 
         Raises:
           UserError: The file cannot be written.
         """
         self._path = pathlib.Path(path)
         self._step_name = step_name
-        # Since the last `truncate`, with those that it kept.
+        # Since the last `truncate`, including kept rows.
         self.num_rows = 0
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,22 +183,22 @@ class _LineRecorder(Recorder):
         self.num_rows += 1
 
     def _lines(self) -> list[str]:
-        """The whole lines of the file, without their ends."""
+        """The complete lines of the file, without line ends."""
         self._file.flush()
         return _lines_of(self._path)
 
     def _rewrite(self, lines: Iterable[str]) -> None:
-        """Puts a new content in place of the file, atomically."""
+        """Replaces the file's content, atomically."""
         self._file.close()
         files.write_text(self._path, "".join(f"{line}\n" for line in lines))
         self._open()
 
     @abc.abstractmethod
     def _step_of(self, line: str) -> int | None:
-        """The step of a row, or None when the line is not a row."""
+        """The step of a row, or None if the line is not a row."""
 
     def _kept(self, lines: list[str], step: int, first_number: int = 1) -> list[str]:
-        """The rows up to a step; lines that are no rows are dropped and named."""
+        """The rows up to a step; other lines are dropped and reported."""
         kept = []
         for number, line in enumerate(lines, first_number):
             result = self._step_of(line)
@@ -222,7 +222,7 @@ class _LineRecorder(Recorder):
         return self._path.name
 
     def flush(self) -> None:
-        """Returns when every row is on the disk."""
+        """Returns once every row is on disk."""
         if self._file.closed:
             return
         try:
@@ -241,10 +241,9 @@ class _LineRecorder(Recorder):
 
 
 class JsonlRecorder(_LineRecorder):
-    """One JSON object a line: the step first, then the row as it came.
+    """One JSON object per line: the step first, then the row.
 
-    A NaN or an infinity is written as null, since JSON has no word for them; the CSV file tells
-    them apart.
+    NaN and infinities are written as null, since JSON lacks them; the CSV file distinguishes them.
     """
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
@@ -267,7 +266,7 @@ def _csv_line(cells: Iterable[Any]) -> str:
 
 
 def _csv_cells(line: str) -> list[str]:
-    """The cells of a line; none where it is no line of a table."""
+    """The cells of a line; empty if it is not a table line."""
     try:
         return next(csv.reader([line.replace("\0", "\ufffd")]), [])
     except csv.Error:
@@ -275,10 +274,10 @@ def _csv_cells(line: str) -> list[str]:
 
 
 class CsvRecorder(_LineRecorder):
-    """A table with a header: the step, then columns in the order in which they first came.
+    """A table with a header: the step, then columns in order of first appearance.
 
-    A row may lack columns (empty cells) and bring new ones: then the file is rewritten with the
-    longer header, atomically. Non-finite numbers are `nan`, `inf` and `-inf`.
+    A row may lack columns (empty cells) and add new ones: then the file is rewritten atomically
+    with the longer header. Non-finite numbers are `nan`, `inf` and `-inf`.
     """
 
     def _open(self) -> None:
@@ -309,7 +308,7 @@ class CsvRecorder(_LineRecorder):
             return None
 
     def truncate(self, step: int) -> None:
-        """Drops the rows whose step is greater, and damaged lines; columns stay."""
+        """Drops the rows after a step, and damaged lines; keeps the columns."""
         lines = self._lines()
         kept = lines[:1] + self._kept(lines[1:], step, first_number=2)
         self.num_rows = max(0, len(kept) - 1)
@@ -325,7 +324,7 @@ def tensorboard_tag(name: str) -> str:
     """Returns the tag of a column: its name in one of the groups rollout, train, eval and time.
 
     `episode_return` is `rollout/episode_return`, `eval_return_mean` is `eval/return_mean`, `loss`
-    is `train/loss`; a name that begins with a group stays.
+    is `train/loss`; a name with a group prefix is unchanged.
     """
     if name.partition("/")[0] in _GROUPS and "/" in name:
         return name
@@ -337,17 +336,17 @@ def tensorboard_tag(name: str) -> str:
 
 
 class TensorBoardRecorder(Recorder):
-    """Scalars in groups (`tensorboard_tag`), videos as animated images; strings are left out.
+    """Scalars in groups (`tensorboard_tag`), videos as animated images; ignores strings.
 
-    A run that goes on writes a further event file. `truncate` takes the later points out of the
-    earlier files, and adds a SessionLog START event for a TensorBoard that has read them already.
+    A resumed run writes another event file. `truncate` removes later points from earlier files, and
+    adds a SessionLog START event for a TensorBoard that has already read them.
     """
 
     def __init__(self, directory: str | pathlib.Path):
         """Opens an event file in a folder.
 
         Args:
-          directory: The folder that `tensorboard --logdir` is given; made when missing.
+          directory: The folder for `tensorboard --logdir`; created if missing.
 
         Raises:
           UserError: The folder cannot be written.
@@ -374,13 +373,13 @@ class TensorBoardRecorder(Recorder):
             self._add(step, summary=summary_pb2.Summary(value=points))
 
     def video(self, tag: str, frames: Any, step: int, fps: float = 30.0) -> None:
-        """Adds a video as an animated GIF, which TensorBoard shows among the images.
+        """Adds a video as an animated GIF, shown in TensorBoard's images.
 
         Args:
           tag: Its name.
           frames: uint8 `[T, H, W, 3]` or a sequence of `[H, W, 3]`.
-          step: The step that it belongs to.
-          fps: Frames per second; GIF keeps hundredths of a second.
+          step: Its step.
+          fps: Frames per second; GIF has a resolution of 1/100 s.
         """
         try:
             summary = video_summary(tag, frames, fps)
@@ -389,16 +388,16 @@ class TensorBoardRecorder(Recorder):
         self._add(step, summary=summary)
 
     def truncate(self, step: int) -> None:
-        """Drops the points whose step is greater from the files of earlier sessions."""
+        """Drops the points after a step from the files of earlier sessions."""
         for path in self._earlier:
             _truncate_events(path, step)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # START discards points from its own step on; those of `step` itself stay.
+        # START discards points from its own step on; points of `step` itself stay.
         self._add(step + 1, session_log=start)
         self.flush()
 
     def flush(self) -> None:
-        """Returns when every event is in the file."""
+        """Returns once every event is in the file."""
         if not self._closed:
             self._writer.flush()
 
@@ -414,9 +413,9 @@ class TensorBoardRecorder(Recorder):
 
 
 def _truncate_events(path: pathlib.Path, step: int) -> None:
-    """Rewrites an event file without later events, and without a record that a kill cut short.
+    """Rewrites an event file without later events and without a truncated record.
 
-    Tags of an earlier version, which had no groups, get theirs: a run that goes on has one curve.
+    Tags of an earlier version get their groups, so that a resumed run has one curve.
     """
     content = io.BytesIO()
     writer = RecordWriter(content)
@@ -435,7 +434,7 @@ def _truncate_events(path: pathlib.Path, step: int) -> None:
 
 
 def _float32(value: float | int) -> float:
-    """A number within what a float32 field takes; larger ones become infinite."""
+    """A number for a float32 field; larger ones become infinite."""
     limit = float(np.finfo(np.float32).max)
     number = float(value)
     return math.copysign(math.inf, number) if abs(number) > limit else number
@@ -445,7 +444,7 @@ _DEFAULT_URL = "https://api.wandb.ai"
 
 
 def _reachable(url: str, timeout: float = 2.0) -> bool:
-    """Whether a server takes connections."""
+    """Whether a server accepts connections."""
     parts = urllib.parse.urlparse(url)
     port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
@@ -456,12 +455,12 @@ def _reachable(url: str, timeout: float = 2.0) -> bool:
 
 
 def choose_mode(api_key: str | None) -> str:
-    """Returns `online` where a key and the server are there, else `offline`.
+    """Returns `online` with a key and a reachable server, else `offline`.
 
-    `WANDB_MODE` overrules. An offline run is kept in its folder; `wandb sync` sends it later.
+    `WANDB_MODE` overrides it. An offline run stays in its folder; `wandb sync` uploads it later.
 
     Args:
-      api_key: The key that wandb has found, or None.
+      api_key: The key found by wandb, or None.
     """
     asked = os.environ.get("WANDB_MODE")
     if asked:
@@ -473,8 +472,8 @@ def choose_mode(api_key: str | None) -> str:
 class WandbRecorder(Recorder):
     """Sends rows as `wandb.log(row, step=step)`.
 
-    W&B keeps what it has of a step and ignores earlier steps, so a resumed run, which writes the
-    same rows again, leaves no double ones there.
+    W&B ignores rows of earlier steps, so a resumed run, which writes rows again, creates no
+    duplicates.
     """
 
     def __init__(
@@ -486,14 +485,14 @@ class WandbRecorder(Recorder):
         run_id: str | None = None,
         config: Mapping[str, Any] | None = None,
     ):
-        """Starts (or goes on with) a W&B run.
+        """Starts or resumes a W&B run.
 
         Args:
-          directory: Where wandb keeps its files.
+          directory: The folder for wandb's files.
           project: The project's name.
-          name: The run's name, or None for one that W&B invents.
+          name: The run's name, or None for a generated one.
           run_id: A stable id, so that a resumed run continues the same one.
-          config: What to show as the run's configuration.
+          config: The run's configuration.
 
         Raises:
           UserError: wandb is not installed.
@@ -547,7 +546,7 @@ __all__ = [
 
 
 def format_number(value: float | int) -> str:
-    """Returns a number for the eye: integers with thousands separators, others in 4 digits."""
+    """Formats a number: integers with thousands separators, others with 4 digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
@@ -567,7 +566,7 @@ def _print(line: str) -> None:
 class ConsoleRecorder(Recorder):
     """Prints rows as `step  name=value name=value`, at most one per interval.
 
-    A row within the interval is skipped; the last one is printed at `close` all the same.
+    Rows within the interval are skipped, but `close` prints the last one.
     """
 
     def __init__(
@@ -581,10 +580,10 @@ class ConsoleRecorder(Recorder):
         """Sets up the printer.
 
         Args:
-          every_seconds: The least time between two lines; 0 prints every row.
-          names: The only metrics to show, in this order, or None for all.
-          print_line: Takes a line, for example `Progress.log`.
-          clock: Seconds that never go back.
+          every_seconds: The minimum time between two lines; 0 prints every row.
+          names: The metrics to show, in this order, or None for all.
+          print_line: Prints a line, e.g. `Progress.log`.
+          clock: A monotonic clock in seconds.
         """
         self._every_seconds = every_seconds
         self._names = names
@@ -594,7 +593,7 @@ class ConsoleRecorder(Recorder):
         self._skipped: str | None = None
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
-        """Prints a row, unless one was printed a moment ago."""
+        """Prints a row, unless one was printed within the interval."""
         shown = row if self._names is None else {n: row[n] for n in self._names if n in row}
         if not shown:
             return
@@ -615,10 +614,10 @@ class ConsoleRecorder(Recorder):
 
 
 class RecorderGroup(Recorder):
-    """Several recorders as one; they are called in the order given."""
+    """Several recorders as one, called in order."""
 
     def __init__(self, recorders: Sequence[Recorder]):
-        """Takes the recorders, which may be none."""
+        """Takes the recorders, possibly none."""
         self._recorders = tuple(recorders)
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
@@ -627,7 +626,7 @@ class RecorderGroup(Recorder):
             recorder.write(step, row)
 
     def video(self, tag: str, frames: Any, step: int, fps: float = 30.0) -> None:
-        """Gives uint8 frames `[T, H, W, 3]` to those that take videos."""
+        """Passes uint8 frames `[T, H, W, 3]` to recorders with videos."""
         for recorder in self._recorders:
             if isinstance(recorder, TensorBoardRecorder | WandbRecorder):
                 recorder.video(tag, frames, step, fps)
@@ -639,7 +638,7 @@ class RecorderGroup(Recorder):
 
     @property
     def num_rows(self) -> dict[str, int]:
-        """`{file: rows}` of those that keep rows in a file."""
+        """`{file: rows}` of the recorders with files."""
         counted = [r for r in self._recorders if isinstance(r, CsvRecorder | JsonlRecorder)]
         return {recorder.name: recorder.num_rows for recorder in counted}
 
@@ -649,7 +648,7 @@ class RecorderGroup(Recorder):
             recorder.flush()
 
     def close(self) -> None:
-        """Closes each, also when one of them fails."""
+        """Closes each, even if one fails."""
         with contextlib.ExitStack() as stack:
             for recorder in reversed(self._recorders):
                 stack.callback(recorder.close)

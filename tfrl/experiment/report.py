@@ -1,4 +1,4 @@
-"""What a run looks like: `curve.png` and `report.html`, out of what its folder holds."""
+"""The report of a run: `curve.png` and `report.html`, from its folder."""
 
 import base64
 import dataclasses
@@ -16,20 +16,20 @@ from tfrl.experiment.run_folder import RunFolder
 from tfrl.storage import files
 
 CURVE, PAGE = "curve.png", "report.html"
-# A video larger than this stays a link: the page is read as a whole.
+# A larger video is only linked, since browsers load the whole page.
 _VIDEO_BYTES = 8 * 2**20
 _INSTALL = "pip install 'tfrl[plots]'"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a run folder tells.
+    """The records of a run folder.
 
     Attributes:
       root: The folder.
       rows: Rows of metrics, by env steps.
-      metadata: What the run was made with.
-      summary: The result; empty while it goes on.
+      metadata: The run's metadata.
+      summary: The result; empty during the run.
     """
 
     root: pathlib.Path
@@ -39,7 +39,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, root: str | pathlib.Path) -> "RunRecord":
-        """Reads a run folder; an unfinished last row is left out.
+        """Reads a run folder; skips an incomplete last row.
 
         Raises:
           UserError: The folder holds no metrics.
@@ -56,12 +56,12 @@ class RunRecord:
         for line in folder.metrics_jsonl.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(files.from_json(line))
-            except ValueError:  # of a run that writes now
+            except ValueError:  # of a run that is writing
                 continue
         return cls(folder.root, rows, folder.read_metadata() or {}, folder.read_summary() or {})
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns env steps and values `[N]` of the rows that have a number there."""
+        """Returns env steps and values `[N]` of the rows with a number in the column."""
         points = [(row["env_steps"], row[name]) for row in self.rows if _number(row.get(name))]
         return np.array([x for x, _ in points]), np.array([y for _, y in points], float)
 
@@ -129,7 +129,7 @@ def _draw_evaluations(axes: Any, run: RunRecord) -> None:
 
 
 def save(figure: Any, path: pathlib.Path, **options: Any) -> None:
-    """Writes a picture, whole or not at all; options are those of `Figure.savefig`."""
+    """Writes a picture atomically; options as for `Figure.savefig`."""
     temporary = files.temporary_name(path.parent)
     try:
         figure.savefig(temporary, dpi=110, format="png", metadata={"Software": None}, **options)
@@ -140,14 +140,14 @@ def save(figure: Any, path: pathlib.Path, **options: Any) -> None:
 
 
 def write_report(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> pathlib.Path:
-    """Writes `curve.png`, where matplotlib is installed, and `report.html` into a run folder.
+    """Writes `report.html` and, with matplotlib, `curve.png` into a run folder.
 
     Args:
       run: The run.
       differing: Hyperparameters that differ from their defaults: name, value, default.
 
     Returns:
-      The page, one file that needs no other.
+      The page, a self-contained file.
     """
     curve = run.root / CURVE
     try:
@@ -155,7 +155,7 @@ def write_report(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> p
     except UserError as error:
         if "Optional dependency" not in error.thing:
             raise
-        curve.unlink(missing_ok=True)  # it would be an older one
+        curve.unlink(missing_ok=True)  # remove an outdated one
     page = run.root / PAGE
     try:
         files.write_text(page, render(run, differing))
@@ -211,7 +211,7 @@ td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Returns a whole page of parts that are HTML already."""
+    """Returns a page from HTML parts."""
     name = html.escape(title)
     head = f'<meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body><h1>{name}</h1>\n" + "\n".join(
@@ -227,7 +227,7 @@ def _shown(value: Any, spread: Any = None) -> str:
 
 
 def table(head: Sequence[str], rows: Any) -> str:
-    """Returns a table as HTML; what is no text is shown as JSON."""
+    """Returns a table as HTML; non-strings are shown as JSON."""
 
     def cell(value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(files.plain(value))
@@ -245,14 +245,14 @@ def _embedded(path: pathlib.Path) -> str:
 
 
 def picture(path: pathlib.Path) -> str:
-    """Returns a picture within the HTML itself; "" where there is none."""
+    """Returns a picture embedded in HTML; "" if missing."""
     if not path.is_file():
         return ""
     return f'<img alt="{path.stem}" src="data:image/png;base64,{_embedded(path)}">'
 
 
 def _videos(root: pathlib.Path) -> list[str]:
-    """The newest video within the page, the others as links."""
+    """The newest video embedded, the others as links."""
     paths = sorted((root / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     if not paths:
         return []

@@ -1,4 +1,4 @@
-"""The folder of a run: its layout, who may start in it, and its metadata and summary."""
+"""The folder of a run: layout, checks at the start, metadata and summary."""
 
 import dataclasses
 import os
@@ -19,8 +19,8 @@ class RunFolder:
     """The paths of a run.
 
     Attributes:
-      root_dir: The folder; `~` stands for the home folder. Of a remote one, such as
-        gs://bucket/run, the paths are those of this process's working copy.
+      root_dir: The folder; `~` is expanded. For a remote folder, such as gs://bucket/run, paths
+        refer to this process's working copy.
     """
 
     root_dir: str | os.PathLike[str]
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def policy(self) -> pathlib.Path:
-        """Folder of the SavedModel; the export makes it."""
+        """Folder of the SavedModel, written by the export."""
         return self.root / "policy"
 
     @property
@@ -76,26 +76,25 @@ class RunFolder:
         return self.root / "summary.json"
 
     def holds_run(self) -> bool:
-        """Whether a run has left anything here."""
+        """Whether the folder contains a run."""
         marks = (self.metadata, self.operative_config, self.metrics_csv, self.metrics_jsonl)
         if any(path.exists() for path in (*marks, self.summary)):
             return True
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def prepare(self, if_exists: str = "resume", log: Callable[[str], None] = print) -> bool:
-        """Makes the folders, and settles what becomes of a run that is there already.
+        """Creates the folders, and handles an existing run.
 
         Args:
-          if_exists: `resume` goes on with it; `fail` refuses; `new` moves its whole folder to the
-            sibling `<root_dir>.old-<k>` (nothing is deleted) and starts afresh.
+          if_exists: `resume` continues an existing run; `fail` is an error; `new` moves its folder
+            to the sibling `<root_dir>.old-<k>` (deletes nothing) and starts a new run.
           log: Takes one-line messages.
 
         Returns:
-          Whether a run is there to go on with.
+          Whether there is a run to resume.
 
         Raises:
-          UserError: The folder cannot be written, holds a run under `fail`, or the choice is
-            unknown.
+          UserError: The folder cannot be written, has a run with `fail`, or the choice is unknown.
         """
         checks.one_of("--if_exists", if_exists, IF_EXISTS)
         try:
@@ -128,12 +127,12 @@ class RunFolder:
         return there
 
     def check_files(self) -> None:
-        """Refuses links inside of the folder and a damaged table, before anything is changed.
+        """Rejects links inside the folder and a damaged table, before any change.
 
-        The folder itself may be reached through a link, for example to a larger disk.
+        The folder itself may be a link, e.g. to a larger disk.
 
         Raises:
-          UserError: Naming the link, or showing the table's header.
+          UserError: Names the link, or shows the table's header.
         """
         for parent, folders, names in os.walk(self.root):
             links = [n for n in sorted(folders + names) if os.path.islink(os.path.join(parent, n))]
@@ -146,16 +145,16 @@ class RunFolder:
                     remedy="Put the file itself there, or remove the link; nothing was changed. "
                     "To keep a run on another disk, make root_dir itself the link.",
                 )
-            if "wandb" in folders:  # its own program keeps links there
+            if "wandb" in folders:  # wandb keeps links there
                 folders.remove("wandb")
         check_table(self.metrics_csv)
 
     def check_there(self, identity: os.stat_result | None = None) -> None:
-        """Refuses to write where the folder no longer is.
+        """Raises an error if the folder was moved or replaced.
 
         Args:
-          identity: `os.stat` of the folder at the start of the run; another folder in its place
-            is refused too.
+          identity: `os.stat` of the folder at the start of the run; another folder at this path is
+            also an error.
 
         Raises:
           UserError: It was renamed, deleted or replaced.
@@ -199,13 +198,13 @@ class RunFolder:
         self._write(self.metadata, files.to_json(metadata, indent=2) + "\n")
 
     def read_metadata(self, required: Collection[str] = ()) -> dict[str, Any] | None:
-        """Reads `metadata.json`, or returns None when there is none.
+        """Reads `metadata.json`, or returns None if missing.
 
         Args:
-          required: Entries that it must have.
+          required: Required entries.
 
         Raises:
-          UserError: It cannot be read, lacks an entry, or has one of another type.
+          UserError: It cannot be read, lacks an entry, or has one of a wrong type.
         """
         return _read_json(self.metadata, _METADATA, required)
 
@@ -214,7 +213,7 @@ class RunFolder:
         self._write(self.summary, files.to_json(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Reads `summary.json`, or returns None when the run has not ended."""
+        """Reads `summary.json`, or returns None if the run has not ended."""
         return _read_json(self.summary, _SUMMARY)
 
     def write_operative_config(self, text: str) -> None:
@@ -230,15 +229,15 @@ class RunFolder:
     def check_same_configuration(
         self, old: Mapping[str, Any], new: Mapping[str, Any], allowed: Collection[str] = ()
     ) -> None:
-        """Refuses to go on with a run of another configuration.
+        """Raises an error for resuming a run with another configuration.
 
         Args:
           old: `{binding: value}` of the run, as stored in its metadata.
-          new: `{binding: value}` that is asked for now.
+          new: The requested `{binding: value}`.
           allowed: Bindings that may differ, such as `train.total_env_steps`.
 
         Raises:
-          UserError: Naming every other binding that differs, with both values.
+          UserError: Lists every other different binding, with both values.
         """
         before, now = files.plain(old), files.plain(new)
         differing = [
@@ -260,7 +259,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not set"
 
 
-# Types of the entries that are read back.
+# Types of the entries that are read.
 _METADATA: dict[str, Any] = {
     "seed": int,
     "compile_choices": dict,

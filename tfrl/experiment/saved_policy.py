@@ -1,4 +1,4 @@
-"""A policy out of a SavedModel that an export wrote, with the calls of `tfrl.load`."""
+"""A policy from an exported SavedModel, with the interface of `tfrl.load`."""
 
 import pathlib
 from typing import Any
@@ -14,7 +14,7 @@ from tfrl.types import Nest
 
 
 class SavedPolicy:
-    """The policy of a SavedModel; it knows neither the agent nor the environment.
+    """The policy of a SavedModel, without agent and environment.
 
     Attributes:
       path: The SavedModel's folder.
@@ -26,7 +26,7 @@ class SavedPolicy:
 
         Args:
           folder: The SavedModel's folder.
-          seed: Of actions that are drawn.
+          seed: The seed of sampled actions.
         """
         self.path = folder
         self._loaded = tf.saved_model.load(str(folder))
@@ -40,7 +40,7 @@ class SavedPolicy:
             )
         inputs = self._signatures["action"].structured_input_signature[1]
         self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
-        # A flat nest of the inputs' names: of one input a spec, of several a dict of them.
+        # A flat nest by input name: a spec for one input, a dict for several.
         signatures = {
             n.removeprefix("observation").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
             for n, s in self._inputs.items()
@@ -60,17 +60,17 @@ class SavedPolicy:
 
         Args:
           obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays.
-          deterministic: Whether the action is the greedy one; drawn ones need a SavedModel of
+          deterministic: Whether to take the greedy action; sampled ones need a SavedModel of
             `bin/export.py`.
-          state: What the prediction before returned; None where all episodes start.
+          state: The state returned by the previous call; None if all episodes start.
           episode_start: Whether an episode starts here, a bool or bool `[B]`.
 
         Returns:
-          The action, an array, or `{path: array}` where it has several leaves; and the state,
-          `{name: array [B, ...]}`, None for a policy without memory.
+          The action, an array, or `{path: array}` for several leaves; and the state,
+          `{name: array [B, ...]}`, or None without memory.
 
         Raises:
-          UserError: For an observation of other parts or shapes.
+          UserError: For an observation with another structure or shape.
         """
         columns, size, single = self._read(obs)
         carry = started(self._start(size), state, episode_start, size)
@@ -104,7 +104,7 @@ class SavedPolicy:
 
     @property
     def action_spec(self) -> Nest:
-        """The spec of one action, or `{path: spec}` where it has several leaves."""
+        """The spec of one action, or `{path: spec}` for several leaves."""
         outputs = self._signatures["action"].structured_outputs
         specs_by_name = {
             n.removeprefix("action").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
@@ -115,11 +115,11 @@ class SavedPolicy:
 
     @property
     def explores(self) -> bool:
-        """Whether it can draw actions as in training."""
+        """Whether it can sample actions as in training."""
         return "explore" in self._signatures
 
     def _start(self, size: int) -> Nest:
-        """The recurrent state of an episode's start."""
+        """The recurrent state at an episode start."""
         if "initial_state" not in self._signatures:
             return None
         if size not in self._fresh:

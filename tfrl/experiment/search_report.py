@@ -1,4 +1,4 @@
-"""What a search looks like: a table of its trials, and optuna's pictures of the study."""
+"""The report of a search: a table of its trials, and Optuna's plots of the study."""
 
 import pathlib
 import warnings
@@ -15,7 +15,7 @@ _ORDER = ("COMPLETE", "PRUNED", "RUNNING", "WAITING", "FAIL")
 
 
 def table(study: Any) -> list[dict[str, Any]]:
-    """Returns a row a trial: the best first, then those that were pruned, then the others."""
+    """Returns one row per trial: the best first, then pruned ones, then the others."""
     names = sorted({name for trial in study.trials for name in trial.params})
     rows = []
     for trial in sorted(study.trials, key=_rank):
@@ -80,7 +80,7 @@ def draw(study: Any, target: pathlib.Path) -> list[pathlib.Path]:
       target: The folder of the pictures.
 
     Returns:
-      The pictures; those that the study has too few trials for are left out.
+      The pictures, except those that need more trials.
 
     Raises:
       UserError: matplotlib is not installed, or nothing can be written.
@@ -103,7 +103,7 @@ def draw(study: Any, target: pathlib.Path) -> list[pathlib.Path]:
     pictures = []
     pyplot = extras.require("matplotlib.pyplot", "tune")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of plots that are experimental or have little to show
+        warnings.simplefilter("ignore")  # from experimental plots or plots with little data
         for name, make in figures.items():
             axes = make()
             figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure

@@ -12,9 +12,9 @@ from tfrl.errors import UserError
 from tfrl.types import Nest
 
 LENGTHS = "seq_lens"
-# Items with one row a sequence: what a recurrent network starts from.
+# Items with one row per sequence: the initial state of a recurrent network.
 PER_SEQUENCE = ("state_in",)
-# The leaves that say which rows of a batch count.
+# The leaves that mark valid rows.
 MASKS = ("mask", "loss_mask")
 
 
@@ -23,22 +23,22 @@ def as_sequences(
 ) -> dict[str, Any]:
     """Views the flat rows of padded sequences as sequences.
 
-    The rows of the result are the sequences: its leaves have the leading axis S, along which
-    minibatches are cut, and the item `mask` says which steps are real.
+    The rows of the result are sequences: its leaves have the leading axis S, along which
+    minibatches are split, and the item `mask` marks the real steps.
 
     Args:
       batch: A dict or TensorDict with `seq_lens`, int `[S]`, the steps of each sequence, and
         leaves `[S * T, ...]`: sequence after sequence, each padded to T steps. A bool `mask`
-        `[S * T]` says which steps count, beyond the padding.
-      per_sequence: Items that are `[S, ...]` already; those that the batch has not are ignored.
+        `[S * T]` may mark further invalid steps.
+      per_sequence: Items that are already `[S, ...]`; missing ones are ignored.
 
     Returns:
       The same type of dict: leaves `[S, T, ...]`, `mask` bool `[S, T]`, `seq_lens` and
-      `per_sequence` items as they were.
+      `per_sequence` items unchanged.
 
     Raises:
-      UserError: Naming all leaves whose rows are not S times the same T, and lengths below 1 or
-        above T where these are known.
+      UserError: Lists all leaves whose rows are not S times the same T, and known lengths below 1
+        or above T.
     """
     if LENGTHS not in batch:
         raise UserError(
@@ -68,11 +68,11 @@ def as_sequences(
 
 
 def as_rows(batch: dict[str, Any], per_sequence: Collection[str] = PER_SEQUENCE) -> dict[str, Any]:
-    """The way back from `as_sequences`: leaves `[S, T, ...]` become `[S * T, ...]`.
+    """The inverse of `as_sequences`: leaves `[S, T, ...]` become `[S * T, ...]`.
 
     Args:
-      batch: What `as_sequences` returned, or rows of it.
-      per_sequence: As there.
+      batch: The result of `as_sequences`, or rows of it.
+      per_sequence: As in `as_sequences`.
     """
     kept = {LENGTHS, *per_sequence}
 
@@ -97,7 +97,7 @@ def _rows(nest: Any) -> dict[str, int | None]:
 
 
 def _steps(flat: Mapping[str, Any], num: int) -> int:
-    """T, out of the number of rows of the flat leaves."""
+    """T, computed from the number of rows of the flat leaves."""
     rows = _rows(dict(flat))
     counts = set(rows.values())
     if len(counts) == 1:
@@ -125,7 +125,7 @@ def _check_per_sequence(items: Mapping[str, Any], num: int) -> None:
 
 
 def _check_lengths(lengths: tf.Tensor, steps: int) -> None:
-    """Refuses lengths that do not fit, where they are known: not while tracing."""
+    """Rejects wrong lengths, if known (not while tracing)."""
     values = tf.get_static_value(lengths)
     if values is None:
         return
@@ -142,7 +142,7 @@ def _check_lengths(lengths: tf.Tensor, steps: int) -> None:
 
 
 def by_module(batch: Nest, module_ids: list[str]) -> dict[str, Nest]:
-    """Returns `{module_id: rows}` of a batch; rows without an id are those of the only module.
+    """Returns `{module_id: rows}` of a batch; rows without an id belong to the only module.
 
     Raises:
       UserError: For ids that the learner does not have, or rows without an id for several modules.
@@ -185,7 +185,7 @@ def _has_module_ids(batch: Nest, module_ids: list[str]) -> bool:
         return True
     values = list(batch.values())
     if module_ids == [DEFAULT_MODULE_ID] and all(type(x) is dict for x in values):
-        return False  # A module that nobody named: columns that are nests, {"obs": {"x": x}}.
+        return False  # Columns of an unnamed module that are nests, {"obs": {"x": x}}.
     return all(map(_is_rows, values))
 
 
@@ -194,7 +194,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def empty(thing: str) -> UserError:
-    """The error of a batch without rows."""
+    """The error for a batch without rows."""
     return UserError(
         thing,
         expected="at least one row",
@@ -204,10 +204,10 @@ def empty(thing: str) -> UserError:
 
 
 def as_tensors(batches: dict[str, Nest]) -> dict[str, Nest]:
-    """Makes tensors of all leaves of `{module_id: rows}`; float64 of NumPy becomes float32.
+    """Converts all leaves of `{module_id: rows}` to tensors; NumPy's float64 to float32.
 
     Raises:
-      UserError: Naming all leaves that are no arrays, ragged ones say.
+      UserError: Lists all leaves that are not arrays, e.g. ragged lists.
     """
     wrong = []
     for module_id, rows in batches.items():
@@ -235,10 +235,10 @@ def _as_tensor(x: Any) -> tf.Tensor:
 
 
 def num_rows(batch: Nest, module_id: str) -> int | None:
-    """Returns the leading axis that all leaves have; None where it is not static.
+    """Returns the common leading axis of all leaves; None if it is not static.
 
     Raises:
-      UserError: When they differ, or there is no row.
+      UserError: If they differ, or there is no row.
     """
     sizes = {path: x.shape[0] if x.shape.rank else () for path, x in struct.paths(batch).items()}
     if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
@@ -255,9 +255,9 @@ def num_rows(batch: Nest, module_id: str) -> int | None:
 
 
 def whole_sequences(batch: Nest) -> Nest:
-    """Views flat rows `[S * T, ...]` beside `seq_lens` [S] as sequences, which are never cut.
+    """Views flat rows `[S * T, ...]` with `seq_lens` [S] as sequences.
 
-    Rows that are sequences `[S, T, ...]` already get a `mask` [S, T] of the steps within the
+    Rows that are already sequences `[S, T, ...]` get a `mask` [S, T] of the steps within the
     lengths.
     """
     lengths = batch.get(LENGTHS) if isinstance(batch, Mapping) else None
@@ -276,8 +276,8 @@ def whole_sequences(batch: Nest) -> Nest:
 def take(batch: Nest, index: tf.Tensor, *, padded: bool) -> Nest:
     """Returns the rows `index` of a batch.
 
-    Where `padded`, -1 is a row that every mask leaves out and whose sequence has length 0. There is
-    a `mask` then: of the steps within `seq_lens`, or else of the shape of `loss_mask`, or else [n].
+    If `padded`, -1 is a row with False masks and sequence length 0. The result then has a `mask`:
+    of the steps within `seq_lens`, or else with the shape of `loss_mask`, or else [n].
     """
     if not padded:
         return struct.take(batch, index)
@@ -296,7 +296,7 @@ def take(batch: Nest, index: tf.Tensor, *, padded: bool) -> Nest:
 
 
 def _and(mask: Any, other: tf.Tensor) -> tf.Tensor:
-    """A mask where another one of the same or of fewer axes holds too."""
+    """The conjunction of a mask with another one of the same or fewer axes."""
     mask = tf.convert_to_tensor(mask)
     if mask.shape.rank < other.shape.rank:
         mask = _to_rank(mask, other.shape.rank)
@@ -311,7 +311,7 @@ def _to_rank(x: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def _within_lengths(batch: Nest) -> tf.Tensor | None:
-    """Which steps [S, T] are within `seq_lens`; None where these or T are not there."""
+    """The steps [S, T] within `seq_lens`; None without these or T."""
     lengths = field(batch, LENGTHS)
     if lengths is None:
         return None
@@ -327,12 +327,12 @@ def _within_lengths(batch: Nest) -> tf.Tensor | None:
 
 
 def counted(batch: Nest) -> tf.Tensor | None:
-    """Returns which rows (or steps of sequences) count; None for all.
+    """Returns the valid rows (or steps of sequences); None for all.
 
-    A row counts where `mask` and `loss_mask` hold and, of sequences, within `seq_lens`.
+    A row is valid if `mask` and `loss_mask` are True and, for sequences, within `seq_lens`.
 
     Returns:
-      [N] or [B, T]: bool, or the product of masks that are numbers.
+      [N] or [B, T]: bool, or the product of numeric masks.
     """
     masks = [field(batch, name) for name in MASKS]
     counts = None
@@ -343,14 +343,14 @@ def counted(batch: Nest) -> tf.Tensor | None:
 
 
 def field(nest: Nest, name: str) -> Any:
-    """Returns a leaf of a batch, or None where it has no such."""
+    """Returns a leaf of a batch, or None if missing."""
     return nest.get(name) if isinstance(nest, Mapping) else getattr(nest, name, None)
 
 
 def valid_rows(batch: Nest) -> tf.Tensor:
-    """Returns how many rows (or steps of sequences) count; a float32 scalar.
+    """Returns the number of valid rows (or steps of sequences); a float32 scalar.
 
-    See `counted`; all rows where no leaf says which.
+    See `counted`; all rows without a mask.
     """
     mask = counted(batch)
     lengths = field(batch, LENGTHS)

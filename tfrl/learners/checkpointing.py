@@ -8,8 +8,8 @@
       COMPLETE                          written last: size and sha256 of the manifest
 
 The data are ordinary TensorFlow checkpoints; nothing is pickled. Every folder of variables can be
-read alone. The folder is written under a temporary name and renamed, so that `path` holds a whole
-checkpoint or none; one process writes it at a time.
+read alone. The folder is written under a temporary name and renamed, so that `path` holds a
+complete checkpoint or none; only one process may write at a time.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="Learner")
 
-# Raise it when the layout or the manifest changes its meaning.
+# Increase it when the meaning of the layout or the manifest changes.
 SCHEMA_VERSION = 1
 FORMAT = "tfrl learner"
 
 MODULES, OPTIMIZERS = "rl_module", "optimizer"
-# Where a component with variables is in the nested state: ("rl_module", id), or
-# ("optimizer", id, name).
+# Keys of a component with variables in the nested state: ("rl_module", id), or ("optimizer", id,
+# name).
 Keys = tuple[str, ...]
 Variables = dict[Keys, Mapping[str, np.ndarray]]
-# Writers keep their variables from save to save, since TensorFlow never frees all of a variable.
+# Writers reuse their variables between saves, since TensorFlow never fully frees a variable.
 _WRITERS: weakref.WeakKeyDictionary[Any, dict[Keys, DataWriter]] = weakref.WeakKeyDictionary()
 
 
 def variables_of(state: Mapping[str, Any]) -> Variables:
-    """Returns the components of a nested state that are made of variables."""
+    """Returns the components of a nested state that consist of variables."""
     variables: Variables = {(MODULES, m): v for m, v in state.get(MODULES, {}).items()}
     for module_id, optimizers in state.get(OPTIMIZERS, {}).items():
         variables.update({(OPTIMIZERS, module_id, name): v for name, v in optimizers.items()})
@@ -67,10 +67,10 @@ def write(
     """Writes a state into a folder that does not exist yet.
 
     Args:
-      folder: Where to write; its parent exists.
+      folder: The folder to write; its parent exists.
       state: The nested state of a learner.
-      described: What else the manifest shall hold.
-      writers: Kept from save to save; writers of components that are gone leave it.
+      described: Other content of the manifest.
+      writers: Reused between saves; writers of removed components are dropped.
     """
     components = variables_of(state)
     for gone in set(writers) - set(components):
@@ -102,17 +102,17 @@ def _shapes(values: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, after making sure that JSON gives back the same."""
+    """The values, after a check that they survive JSON."""
     if json.loads(files.to_json(values)) != values:
         raise TypeError(f"expected counters and metrics out of plain JSON types, got {values!r}")
     return values
 
 
 def check_replaceable(final: pathlib.Path) -> None:
-    """Refuses to replace anything but a learner checkpoint or an empty folder.
+    """Raises an error unless the folder is a learner checkpoint, empty or missing.
 
     Raises:
-      UserError: Saying what is there.
+      UserError: Names the existing content.
     """
     if not final.exists() and not final.is_symlink():
         return
@@ -142,7 +142,7 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
     """Finds a checkpoint and reads its manifest.
 
     Returns:
-      The folder as it lies on the disk, and the manifest.
+      The folder on disk, and the manifest.
 
     Raises:
       UserError: There is none, it is damaged, or of another schema.
@@ -150,7 +150,7 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
     folder = absolute(path)
     aside = folder.parent / f"{files.REPLACED}{folder.name}"
     if not folder.exists() and aside.exists():
-        folder = aside  # A save was killed between its two renames.
+        folder = aside  # The save was killed between its two renames.
     if _format_of(folder) != FORMAT and not (folder / checkpoint_format.COMPLETE).exists():
         got = "a folder of another kind" if folder.is_dir() else "nothing there"
         raise UserError(
@@ -181,7 +181,7 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
     return folder, manifest
 
 
-# What a manifest holds: a type, a list of what the first item says, a dict of what its value says.
+# Schema of a manifest: a type, a list with its item's schema, a dict with its value's schema.
 _FORMS: dict[str, Any] = {
     "modules": {"": {"": object}},
     "configs": {"": {"": object}},
@@ -228,7 +228,7 @@ def read_all(folder: pathlib.Path, components: list[Keys]) -> Variables:
     """Reads and verifies the variables of components.
 
     Raises:
-      UserError: Naming the folder and the file that is not as it was written.
+      UserError: Names the folder and the damaged file.
     """
     variables: Variables = {}
     for keys in components:
@@ -250,7 +250,7 @@ def _damaged(folder: pathlib.Path, error: Exception) -> UserError:
 
 
 def absolute(path: Any) -> pathlib.Path:
-    """Returns a path that does not depend on the working directory; `~` is the home."""
+    """Returns an absolute path; expands `~`."""
     return pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
 
 
@@ -259,24 +259,23 @@ def _folder(root: pathlib.Path, keys: Keys) -> pathlib.Path:
 
 
 def _folder_name(name: str) -> str:
-    """A name as one part of a path: letters, digits and `_.-~` stay, anything else is %XX."""
+    """A name as one path component: other characters than letters, digits and `_.-~` become %XX."""
     quoted = urllib.parse.quote(name, safe=" ")
     return quoted.replace(".", "%2E") if set(quoted) <= {"."} else quoted
 
 
 def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
-    """Saves a learner's whole state, in place of an earlier save at the same path.
+    """Saves a learner's whole state; replaces an earlier save at the same path.
 
     Args:
       learner: A built learner.
-      path: The folder; parents are made.
+      path: The folder; parents are created.
 
     Returns:
       The folder.
 
     Raises:
-      UserError: The path holds something that is no learner checkpoint; the folder cannot be
-        written.
+      UserError: The path is not a learner checkpoint, or the folder cannot be written.
     """
     final = absolute(path)
     remedy = "Make room or choose another path; an earlier save there is untouched."
@@ -289,7 +288,7 @@ def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
             "modules": _described("module", learner.modules),
             "configs": _described("config", learner.configs),
             "options": _options(learner),
-            # In this order, after `build`.
+            # Added in this order, after `build`.
             "added": list(getattr(learner, "_added", ())),
         }
         writers = _WRITERS.setdefault(learner, {})
@@ -301,13 +300,13 @@ def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
 def _assembled(
     cls: type[L], modules: dict[str, Any], added: list[str], kwargs: dict[str, Any]
 ) -> L:
-    """Builds a learner as it came to be: modules that were added later get optimizers apart."""
+    """Builds a learner in its original order: modules added later get separate optimizers."""
     first = {m: x for m, x in modules.items() if m not in added} or modules
     config, chosen = kwargs.pop("config"), kwargs.pop("policies_to_train", None)
     several = isinstance(config, Mapping)
     own = {m: c for m, c in config.items() if m not in modules or m in first} if several else config
     learner = cls(first, config=own, **kwargs)
-    learner.build(seeding.key(0))  # Its values are replaced at once.
+    learner.build(seeding.key(0))  # Its values are replaced right after.
     for module_id in (m for m in added if m not in first):
         overrides = config.get(module_id) if several else config
         learner.add_module(module_id, modules[module_id], config_overrides=overrides)
@@ -319,12 +318,12 @@ def _assembled(
 # Arguments of a learner's constructor that a manifest holds.
 _OPTIONS = ("check_numerics", "policies_to_train", "shared", "remainder")
 
-# What stands for a function in the manifest.
+# Placeholder for a function in the manifest.
 _FUNCTION = "a function"
 
 
 def _options(learner: Learner) -> dict[str, Any]:
-    """The arguments of a learner's constructor that JSON can hold."""
+    """The arguments of a learner's constructor that JSON can represent."""
     chosen = getattr(learner, "policies_to_train", None)
     if callable(chosen):
         chosen = _FUNCTION
@@ -336,24 +335,24 @@ def _options(learner: Learner) -> dict[str, Any]:
         "check_numerics": getattr(learner, "check_numerics", "skip"),
         "policies_to_train": chosen if chosen is None or chosen == _FUNCTION else sorted(chosen),
         "shared": shared,
-        # An argument that a subclass need not have.
+        # An argument that a subclass may lack.
         **({} if remainder == "error" else {"remainder": remainder}),
     }
 
 
 def restore_from_path(learner: Learner, path: Any, component: str | None = None) -> None:
-    """Restores what `save_to_path` saved, or a part of it; everything fits, or nothing changes.
+    """Restores a save, or a part of it; if anything does not fit, nothing changes.
 
     Args:
-      learner: A built learner with the same variables in what is restored.
+      learner: A built learner with the same variables in the restored parts.
       path: The folder.
       component: For example "rl_module", "rl_module/<module_id>", "optimizer/<module_id>",
-        "optimizer/<module_id>/<name>", "counters" or "metrics"; None for all. With weights comes
-        their `weights_seq_no`.
+        "optimizer/<module_id>/<name>", "counters" or "metrics"; None for all. Weights include their
+        `weights_seq_no`.
 
     Raises:
-      UserError: No checkpoint, a damaged one (the file is named), an unknown component; or naming
-        every variable that is missing, extra, mis-shaped or mis-typed.
+      UserError: For no checkpoint, a damaged one (names the file), or an unknown component; or
+        lists every missing, extra, mis-shaped or mis-typed variable.
     """
     if component is not None and not isinstance(component, str):
         raise UserError(
@@ -375,29 +374,29 @@ def restore_from_path(learner: Learner, path: Any, component: str | None = None)
     state = {name: manifest["values"][name] for name, keys in wanted.items() if not keys}
     for keys, values in stored.items():
         _put(state, keys, values)
-    if "rl_module" in state:  # as in what `get_state` returns of it
+    if "rl_module" in state:  # as in the result of `get_state`
         state["weights_seq_no"] = manifest["values"]["weights_seq_no"]
     learner.set_state(state)
 
 
 def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any) -> L:
-    """Makes a built learner out of what `save_to_path` saved.
+    """Makes a built learner from a result of `save_to_path`.
 
     Args:
       cls: The Learner class.
       path: The folder.
-      modules: `{module_id: module}` for those whose description was not possible (such as a Keras
-        model made by a lambda) or that shall be others; or the only module. The rest is built from
-        the checkpoint: classes of the library, and what is `tfrl.loadable`.
-      **kwargs: Arguments of `cls`. `config`, `check_numerics`, `policies_to_train` and `shared` are
-        by default what the checkpoint has; functions and a strategy are for the caller to repeat.
+      modules: `{module_id: module}` for modules without a description (such as a Keras model made
+        by a lambda) or to be replaced; or the only module. The rest is built from the checkpoint:
+        classes of the library, and `tfrl.loadable` ones.
+      **kwargs: Arguments of `cls`. `config`, `check_numerics`, `policies_to_train` and `shared`
+        default to the checkpoint's; functions and a strategy must be passed again.
 
     Returns:
       A learner of class `cls` with the saved state.
 
     Raises:
-      UserError: As for `restore_from_path`; and naming all modules and configs that have to be
-        passed, each with the reason.
+      UserError: As for `restore_from_path`; and lists all modules and configs that must be passed,
+        each with the reason.
     """
     folder, manifest = open_folder(path)
     asked = kwargs.get("policies_to_train")
@@ -422,7 +421,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
         )
     reasons: list[str] = []
     built = _built("module", {m: d for m, d in described.items() if m not in own_modules}, reasons)
-    # In the order in which they were saved.
+    # In the saved order.
     all_modules = {m: own_modules[m] if m in own_modules else built.get(m) for m in described}
     if "config" not in kwargs:
         kwargs["config"] = _built("config", manifest["configs"], reasons)
@@ -442,7 +441,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
         learner = _assembled(cls, all_modules, manifest["added"], kwargs)
     except UserError:
         raise
-    except Exception as error:  # whatever a class makes of arguments that only a file has
+    except Exception as error:  # a class may raise anything for arguments from a file
         if not built:
             raise
         raise UserError(
@@ -452,13 +451,13 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             remedy="Pass them: modules={module_id: module}; or take another save.",
         ) from error
     restore_from_path(learner, folder)
-    if asked is not None:  # The state has that of the save.
+    if asked is not None:  # The state has the saved value.
         learner.train_only(asked)
     return learner
 
 
 def _described(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """A description of each object, or why there is none: saving never fails for that."""
+    """A description of each object, or the reason why there is none; never raises."""
     described: dict[str, Any] = {}
     for name, obj in objects.items():
         try:
@@ -469,7 +468,7 @@ def _described(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _built(what: str, described: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
-    """Builds what has a description; why the others cannot be built goes to `reasons`."""
+    """Builds objects with a description; adds the reasons for others to `reasons`."""
     modules = {}
     for name, entry in described.items():
         if "description" not in entry:
@@ -483,7 +482,7 @@ def _built(what: str, described: Mapping[str, Any], reasons: list[str]) -> dict[
 
 
 def _components(manifest: Mapping[str, Any]) -> dict[str, Keys]:
-    """`{name: keys}` of what a checkpoint holds; no keys for what is in the manifest."""
+    """`{name: keys}` of a checkpoint's components; no keys for those in the manifest."""
     components: dict[str, Keys] = {"/".join(keys): tuple(keys) for keys in manifest["components"]}
     return {**components, **{name: () for name in manifest["values"]}}
 
@@ -496,7 +495,7 @@ def _names(state: Mapping[str, Any]) -> list[str]:
 def _chosen(
     stored: dict[str, Keys], present: list[str], component: str | None, folder: pathlib.Path
 ) -> dict[str, Keys]:
-    """The stored components that are asked for."""
+    """The requested stored components."""
     if component is None:
         return stored
     chosen = {name: keys for name, keys in stored.items() if _within(name, component)}
@@ -539,7 +538,7 @@ def _check_fit(
     """Compares the variables of a learner with stored ones, by component."""
     problems = [f"no {'/'.join(k)}" for k in expected if k not in stored]
     problems += [f"unknown {'/'.join(k)}" for k in stored if k not in expected]
-    # A learner with a function for it takes the saved policies to train too.
+    # A learner with a function for it also accepts saved policies to train.
     known = (*present, TRAINED)
     problems += [f"unknown {name}" for name in stored_values if name not in known]
     for keys in (k for k in stored if k in expected):

@@ -1,4 +1,4 @@
-"""What a Learner makes of episodes: batches by its connector pipeline, observation statistics."""
+"""Updates from episodes: batches by the connector pipeline, observation statistics."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def batches_of(learner: Learner, episodes: Sequence[Any]) -> tuple[dict[str, Nes
     """Runs the learner connector pipeline over episodes.
 
     Returns:
-      `{module_id: rows}`, and what the connectors share: metrics, the episodes of each module.
+      `{module_id: rows}`, and the connectors' shared data: metrics, the episodes of each module.
     """
     from tfrl.learners.connectors import MODULES_TO_TRAIN, default_learner_pipeline
 
     episodes = as_episodes(episodes)
-    # A function `policies_to_train` is asked once there are rows.
+    # A function `policies_to_train` is called once there are rows.
     asked_later = callable(learner.policies_to_train)
     trained = [
         m
@@ -70,10 +70,10 @@ def as_episodes(episodes: Any) -> list[Any]:
 
 
 def observe_episodes(learner: Learner, episodes: Mapping[str, Sequence[Any]]) -> None:
-    """Merges the observations of episodes into the normalisers of the modules that have one.
+    """Merges the observations of episodes into the modules' normalisers.
 
-    Called after the update, so that the losses see what the behaviour policy saw. Processes merge
-    what each of them has seen.
+    Called after the update, so that the losses use the behaviour statistics. All processes'
+    observations are merged.
 
     Args:
       learner: The `Learner`, whose variables change.
@@ -90,7 +90,7 @@ def observe_episodes(learner: Learner, episodes: Mapping[str, Sequence[Any]]) ->
 
 
 def _joined(episodes: Sequence[Any]) -> Trajectory:
-    """All steps as one trajectory `[T, 1, ...]`, filled up to a power of two with invalid rows."""
+    """All steps as one trajectory `[T, 1, ...]`, padded to a power of two with invalid rows."""
     parts = [episode.to_trajectory() for episode in episodes if len(episode)]
     steps = sum(part.reward.shape[0] for part in parts)
     missing = (1 << max(3, (steps - 1).bit_length())) - steps
@@ -108,7 +108,7 @@ def _common(replicas: Replicas, before: Any, after: Any) -> Any:
         return after
 
     def merge(before: Any, after: Any) -> Any:
-        # The replicas of one process have seen the same episodes: the first one counts.
+        # The replicas of one process have the same episodes: use the first.
         first = replicas.local_index() == 0
         own = tf.nest.map_structure(lambda b, a: tf.where(first, a, b), before, after)
         return merge_over_replicas(replicas, before, own)

@@ -1,4 +1,4 @@
-"""Updates that change a module's state by themselves, see `tfrl.agents.core.ExternalUpdate`."""
+"""Updates by external training steps, see `tfrl.agents.core.ExternalUpdate`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +18,13 @@ _OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "optimizer", "adam_epsilon"
 def partition(
     updates: Mapping[str, Update | ExternalUpdate],
 ) -> tuple[dict[str, ExternalUpdate], dict[str, Update]]:
-    """Returns those of `{module_id: update}` that run by themselves, and those by gradients."""
+    """Splits `{module_id: update}` into external updates and gradient updates."""
     own = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
     return own, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
 def trains_itself(module: Any) -> bool:
-    """Whether all updates of an agent or a module run by themselves."""
+    """Whether all updates of an agent or a module are external."""
     updates = getattr(module, "updates", ())
     return bool(updates) and all(isinstance(u, ExternalUpdate) for u in updates)
 
@@ -32,13 +32,13 @@ def trains_itself(module: Any) -> bool:
 def check_no_optimizer(
     module_id: str, module: Any, config: ModuleConfig, *shared: ModuleConfig
 ) -> None:
-    """Raises a UserError for settings of an optimizer that a module does not have.
+    """Raises a UserError for optimizer settings of a module without optimizer.
 
     Args:
-      module_id: What messages call it.
+      module_id: Its name in messages.
       module: The module.
       config: Its settings.
-      *shared: Settings of all modules: these, as the defaults, say nothing of this one.
+      *shared: Settings of all modules, which like the defaults are allowed.
     """
     if not trains_itself(module):
         return
@@ -72,14 +72,14 @@ def take_external_step(
     Args:
       module_id: The module.
       update: Its update.
-      state: Its state, variables, which change.
+      state: Its state, variables, updated in place.
       batch: Rows.
       key: int32 [2].
-      guard: Whether a step is undone whose loss is not finite, or after which parameters are not.
+      guard: Whether to undo a step with a non-finite loss or resulting parameters.
       several: Whether there are several replicas, which is an error.
 
     Returns:
-      Metrics, float32 scalars, and whether the loss was finite, and with `guard` the parameters.
+      Metrics, float32 scalars, and whether the loss (with `guard` also the parameters) was finite.
     """
     if several:
         raise UserError(
@@ -90,7 +90,7 @@ def take_external_step(
             remedy="Use --strategy=one_device.",
         )
     variables = tf.nest.flatten(state)
-    # Copies, if anything: what a step overwrites has readers.
+    # Copies, since the step overwrites variables that are read later.
     before = [tf.identity(v.read_value()) for v in variables] if guard else []
     with tf.control_dependencies([] if tf.executing_eagerly() else before):
         metrics = dict(update.step(state, batch, key))
@@ -106,7 +106,7 @@ def take_external_step(
     row = {n: tf.cast(x, tf.float32) for n, x in {"loss": loss, **metrics}.items()}
     finite = tf.math.is_finite(row["loss"])
     if guard:
-        # TensorFlow orders the reads of a variable behind what has been written to it.
+        # TensorFlow orders reads of a variable after its writes.
         with tf.control_dependencies([] if tf.executing_eagerly() else list(row.values())):
             finite &= _all_finite(state.params)
             _undo_unless(finite, variables, before)
@@ -114,7 +114,7 @@ def take_external_step(
 
 
 def _all_finite(variables: Nest) -> tf.Tensor:
-    """Whether all floats are finite: a finite loss may have gradients that are not."""
+    """Whether all floats are finite: a finite loss may have non-finite gradients."""
     values = [v.read_value() for v in tf.nest.flatten(variables) if v.dtype.is_floating]
     finite = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)

@@ -13,20 +13,20 @@ from tfrl.learners.batches import counted, field
 from tfrl.learners.modules import LossResult, Module, scalar_loss
 from tfrl.types import AgentState, Nest
 
-# What Keras calls the arguments of its losses.
+# Keras' names for the arguments of losses.
 _KERAS_ARGUMENTS = ("y_true", "y_pred")
 _GROUP = "model"
 
 
 def check_model(model: Any, model_fn: Any) -> None:
-    """Checks that there is either a model or a function that makes one.
+    """Checks that exactly one of model and model function is given.
 
     Args:
       model: See `KerasModule`.
       model_fn: See `KerasModule`.
 
     Raises:
-      UserError: Saying what to write.
+      UserError: With the correct call.
     """
     if (model is None) == (model_fn is None):
         raise UserError(
@@ -59,18 +59,18 @@ def check_model(model: Any, model_fn: Any) -> None:
 
 
 def _takes(fn: Any, count: int) -> bool:
-    """Whether a function can be called with so many arguments; True where nobody knows."""
+    """Whether a function accepts `count` arguments; True if unknown."""
     try:
         inspect.signature(fn).bind(*range(count))
     except ValueError:
-        return True  # builtins do not tell
+        return True  # builtins have no signature
     except TypeError:
         return False
     return True
 
 
 def _check_arguments(loss_fn: Any) -> None:
-    """Refuses a function that cannot be called as (batch, outputs), or wants targets first."""
+    """Rejects a function that does not accept (batch, outputs), or takes targets first."""
     of_keras = False
     if _takes(loss_fn, 2):
         try:
@@ -94,17 +94,17 @@ def _check_arguments(loss_fn: Any) -> None:
 
 
 def row_loss(loss_fn: Any) -> Any:
-    """Returns `(y_true, y_pred) -> loss of each row` of what Keras has.
+    """Returns a Keras loss as `(y_true, y_pred) -> loss of each row`.
 
     Args:
       loss_fn: See `KerasModule`.
 
     Returns:
-      None for no loss, and for a function of the user's.
+      None without a loss, or for a user's function.
 
     Raises:
-      UserError: For what is no loss, a class in place of an object, a loss that is a sum, and a
-        function of other arguments than batch and outputs.
+      UserError: For an object that is not a loss, a class instead of an object, a loss with a sum
+        reduction, or a function with other arguments than batch and outputs.
     """
     if loss_fn is None:
         return None
@@ -150,22 +150,22 @@ def row_loss(loss_fn: Any) -> Any:
 class KerasModule(Module):
     """A `tf.keras.Model` with a loss function.
 
-    The model's parameters become values as those of a `networks.KerasNetwork`: the group "model".
-    In the loss the model is in training mode; moving statistics change with each gradient step, and
-    random layers draw from the step's key. The model that is given is only traced: its own
-    variables never change, `load_into` puts the trained values into a model.
+    The model's parameters become values, as in a `networks.KerasNetwork`: the group "model". In the
+    loss the model is in training mode; moving statistics change with each gradient step, and random
+    layers draw from the step's key. The given model is only traced: its own variables never change;
+    `load_into` copies the trained values into a model.
 
     Attributes:
-      model_fn: Makes the model, without arguments; `init` then draws parameters from its
-        initialisers by the key.
-      model: A model, in place of `model_fn`; `init` then starts from its present weights.
-      loss_fn: A function `(batch, outputs)` that returns a scalar, a loss for each row `[N]` (the
-        mean over the rows that count by `mask`, `loss_mask` and `seq_lens` is taken), or one of
-        these and metrics `{name: scalar}`; or a loss of Keras or its name, of the columns `y` and
-        the outputs; or None for a model that is not trained.
-      spec: The nest of specs of one input; None to take it from a model that knows its inputs.
-      x: The column of the batch that is the input, or a nest of columns like `spec`.
-      y: The column of the targets, for a loss of Keras.
+      model_fn: Makes the model, without arguments; `init` draws parameters from its initialisers
+        with the key.
+      model: A model, instead of `model_fn`; `init` then copies its current weights.
+      loss_fn: A function `(batch, outputs)` that returns a scalar, a loss for each row `[N]`
+        (averaged over the rows valid by `mask`, `loss_mask` and `seq_lens`), or one of these and
+        metrics `{name: scalar}`; or a Keras loss or its name, for the column `y` and the outputs;
+        or None for an untrained model.
+      spec: The nest of specs of one input; None to take it from a model with known inputs.
+      x: The input column of the batch, or a nest of columns like `spec`.
+      y: The target column, for a Keras loss.
     """
 
     model_fn: Callable[[], keras.api.Model] | None = None
@@ -178,12 +178,11 @@ class KerasModule(Module):
     keras_loss: Any = struct.derived()
 
     def __post_init__(self) -> None:
-        """Checks model and loss, and makes the model once.
+        """Checks model and loss, and creates the model once.
 
         Raises:
-          UserError: For both or neither of `model_fn` and `model`, or one in place of the other, a
-            model whose inputs are not known, losses inside of layers, a loss that is none or takes
-            other arguments.
+          UserError: For both or neither of `model_fn` and `model`, or one mistaken for the other, a
+            model with unknown inputs, losses inside layers, or an invalid loss.
         """
         check_model(self.model, self.model_fn)
         model = self.model
@@ -227,7 +226,7 @@ class KerasModule(Module):
         return self.network.apply(params[_GROUP], x)
 
     def loss(self, params: dict[str, Any], batch: Nest, outputs: Any, key: tf.Tensor) -> LossResult:
-        """Computes the loss, the mean over the rows that count."""
+        """Computes the loss, averaged over valid rows."""
         mask = counted(batch)
         mask = None if mask is None else tf.cast(mask, tf.bool)
         if self.keras_loss is not None:
@@ -241,7 +240,7 @@ class KerasModule(Module):
     def update_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """The loss in training mode, and what changes in the model without a gradient."""
+        """The loss in training mode, and the model's updates without gradients."""
         keys = seeding.streams(key, ["forward", "loss"])
         outputs, after = self.network.apply_training(
             params[_GROUP], self._inputs(batch), keys["forward"]
@@ -260,7 +259,7 @@ class KerasModule(Module):
           params: The parameters, such as `learner.state.params`.
 
         Raises:
-          UserError: When the shapes of its weights are others.
+          UserError: If its weights have other shapes.
         """
         weights = [v for part in keras.weights(model) for v in part]
         parts = params[_GROUP]
@@ -282,7 +281,7 @@ class KerasModule(Module):
 
 
 def _input_spec(model: Any) -> Nest:
-    """The spec of one input of a model that knows its inputs."""
+    """The spec of one input of a model with known inputs."""
     if not keras.is_model(model):
         raise UserError(
             "KerasModule",
@@ -306,7 +305,7 @@ def _input_spec(model: Any) -> Nest:
 def _keras_rows(
     loss: Callable[..., tf.Tensor], target: tf.Tensor, output: Any, mask: tf.Tensor | None
 ) -> tf.Tensor:
-    """The loss of each row; targets and outputs of one number each get an axis for it."""
+    """The loss of each row; scalar targets and outputs get a last axis."""
     if not tf.is_tensor(output):
         raise UserError(
             "KerasModule.loss_fn",
@@ -324,7 +323,7 @@ def _keras_rows(
 
 
 def _mean(loss: Any, mask: tf.Tensor | None) -> Any:
-    """The mean over the rows that count; a scalar as it is."""
+    """The mean over the rows that count; a scalar unchanged."""
     if not tf.is_tensor(loss) or loss.shape.rank == 0:
         return loss
     return ops.masked_mean(loss, mask)

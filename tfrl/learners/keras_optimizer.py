@@ -16,20 +16,19 @@ class KerasOptimizer:
     """A Keras optimizer, built for the variables that it trains.
 
     Attributes:
-      optimizer: Keras' own.
-      slots: What it keeps for each parameter.
+      optimizer: The Keras optimizer.
+      slots: Its slots of each parameter.
     """
 
     def __init__(self, optimizer: Any, params: Sequence[tf.Variable]):
-        """Makes the slots, before anything is traced; under a strategy, in its scope."""
+        """Creates the slots, before tracing; under a strategy, in its scope."""
         self.optimizer = optimizer = keras.converted(optimizer)
         self.slots = [Slot(*slot) for slot in keras.build_slots(optimizer, params)]
-        # Keras' slots are of no use without the object that holds them: a state of variables leads
-        # back to it, see `over`.
+        # Keras' slots need the optimizer that holds them: `iterations` refers to it, see `over`.
         setattr(optimizer.iterations, _OWNER, self)
 
     def over(self, own: Mapping[str, tf.Variable]) -> "KerasOptimizer":
-        """Returns the optimizer of these settings that "iterations" among `own` belongs to."""
+        """Returns the optimizer that owns the variable "iterations" in `own`."""
         return getattr(own["iterations"], _OWNER, self)
 
     @property
@@ -38,21 +37,21 @@ class KerasOptimizer:
         return self.optimizer.learning_rate
 
     def logic(self) -> Any:
-        """Returns what its steps depend on beside the values of variables."""
+        """Returns everything except variables that its steps depend on."""
         return keras.optimizer_logic(self.optimizer)
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
-        """Takes one step with gradients as they are; see `BoundOptimizer.apply`."""
+        """Takes one step with unmodified gradients; see `BoundOptimizer.apply`."""
         keras.apply_gradients(self.optimizer, list(zip(gradients, variables, strict=True)))
 
     def own_variables(self) -> dict[str, tf.Variable]:
-        """Returns the variables that are no slots: counts, caches, the learning rate."""
+        """Returns the variables that are not slots: counts, caches, the learning rate."""
         optimizer = self.optimizer
         listed = keras.optimizer_variables(optimizer)
         taken = {s.variable.ref() for s in self.slots}
         variables = {"iterations": optimizer.iterations, "learning_rate": optimizer.learning_rate}
         taken |= {v.ref() for v in variables.values()}
-        # Some keep variables as attributes only, which `variables` does not list.
+        # Some keep variables only as attributes, which `variables` does not list.
         attributes = vars(optimizer).items()
         named = [(k.lstrip("_"), v) for k, v in attributes if isinstance(v, tf.Variable)]
         for name, variable in [*named, *((v.name.rsplit(":", 1)[0], v) for v in listed)]:

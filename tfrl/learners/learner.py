@@ -1,12 +1,12 @@
-"""The Learner: the one place where a learner's parameters change.
+"""The Learner, which trains modules.
 
 It holds `{module_id: module}` with their states as tf.Variables, optimizers, and one traced
 update: for each minibatch, for each update group in order, losses and gradients (pure), the sum
-over replicas, postprocessing, finite guard, apply. Names and meaning follow RLlib's Learner,
-https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md has the differences.
+over replicas, postprocessing, finite guard, apply. Names and semantics follow RLlib's Learner,
+https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md lists the differences.
 
-The class says what a learner holds and which hooks it has. What an update does stands in functions:
-`planning` cuts minibatches, `update` loops over them, `train_step` is one gradient step.
+The class has the learner's content and hooks. Functions implement an update: `planning` splits
+minibatches, `update` loops over them, `train_step` is one gradient step.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,14 +63,14 @@ R = TypeVar("R")
 
 
 class CallableTuple(tuple[Any, ...]):
-    """An empty tuple that a call returns: an attribute that may be read like a method."""
+    """An empty tuple that returns itself when called: an attribute that also works as a method."""
 
     def __call__(self) -> Sequence[type]:
         """Returns itself."""
         return self
 
 
-# Attributes that are state, or say nothing of what is traced.
+# Attributes that are state or do not affect traces.
 _STATE = frozenset(
     (*COUNTERS, "metrics", "replicas", "structure_version", "learner_connector")
     + ("module_states", "optimizers", "_optimizer_fn", "_compiled", "_traces", "_counted")
@@ -93,13 +93,13 @@ class Learner:
       configs: `{module_id: ModuleConfig}`.
       replicas: The replicas of the strategy.
       check_numerics: "off", "skip" or "raise".
-      remainder: What updates do by default with rows that do not fill a minibatch.
+      remainder: Default treatment of rows that do not fill a minibatch.
       learner_steps: Gradient steps (minibatches) so far, an int64 variable.
-      skipped_steps: Of them, how many had something that was not finite.
-      env_steps: What drives the schedules.
-      weights_seq_no: Counts the updates, so that a collector can tell newer weights.
-      key: What the states of modules are drawn from, an int32 variable [2].
-      structure_version: Changes whenever modules are added or removed.
+      skipped_steps: The number of those with non-finite values.
+      env_steps: Env steps, which drive the schedules.
+      weights_seq_no: Number of updates, by which collectors recognise newer weights.
+      key: The key of the modules' initial states, an int32 variable [2].
+      structure_version: Changes when modules are added or removed.
     """
 
     def __init__(
@@ -115,29 +115,27 @@ class Learner:
         learner_connector: Any = None,
         remainder: Remainder = "error",
     ):
-        """Names the modules; `build` makes their variables.
+        """Stores the modules; `build` creates their variables.
 
         Args:
-          modules: One module (held as "default_policy"), or `{module_id: module}`. A module is a
-            tfrl agent, a `learners.Module`, a `KerasModule`, or anything with their methods.
-          config: Settings for all modules, or `{module_id: ModuleConfig}` for each, or dicts of the
-            fields that differ from the defaults; an item "__all_modules__" is for optimizers that
-            are registered under that id.
+          modules: One module (with the id "default_policy"), or `{module_id: module}`. A module is
+            a tfrl agent, a `learners.Module`, a `KerasModule`, or any object with their methods.
+          config: Settings for all modules, or `{module_id: ModuleConfig}` for each, or dicts of
+            non-default fields; the item "__all_modules__" is for optimizers registered under that
+            id.
           policies_to_train: Ids of the modules to train, or a function `(module_id, rows) -> bool`;
             None for all.
-          shared: Parameter groups that modules have in common, `{"a/encoder": ["b/encoder"]}`:
-            group `encoder` of module `b` is that of module `a`, and `a`'s optimizer trains it with
-            the gradients of both. Where `b` stops early, the minibatch that stops it is the last
-            by which it trains the group.
-          optimizer_fn: Makes the optimizer of one update out of its module's settings; None for
-            what `ModuleConfig.optimizer` says.
-          check_numerics: What happens when a loss or gradient is not finite: "off" applies it
-            unchecked, "skip" leaves that gradient step out and counts it, "raise" leaves it out
-            and raises a UserError that names module and term after the call.
-          strategy: A tf.distribute strategy; by default the one whose scope this is called in.
+          shared: Shared parameter groups, `{"a/encoder": ["b/encoder"]}`: module `b` uses group
+            `encoder` of module `a`, and `a`'s optimizer trains it with the gradients of both. If
+            `b` stops early, it trains the group up to the minibatch that stops it.
+          optimizer_fn: Makes the optimizer of one update from its module's settings; None for
+            `ModuleConfig.optimizer`.
+          check_numerics: Treatment of non-finite losses and gradients: "off" does not check, "skip"
+            skips and counts the gradient step, "raise" skips it and after the call raises a
+            UserError that names module and term.
+          strategy: A tf.distribute strategy; by default the current one.
           learner_connector: The pipeline of `update_from_episodes`; None for the default one.
-          remainder: What updates do, unless they are told otherwise, with rows that do not fill a
-            minibatch, see `MinibatchPlan`.
+          remainder: Default treatment of rows that do not fill a minibatch, see `MinibatchPlan`.
         """
         if not isinstance(modules, Mapping):
             modules = {DEFAULT_MODULE_ID: modules}
@@ -181,18 +179,18 @@ class Learner:
         self.module_states: dict[str, AgentState] = {}
         self.optimizers = OptimizerRegistry()
         self.metrics = MetricsLogger()
-        # Modules that came after `build`, in their order: their optimizers are made apart.
+        # Modules added after `build`, in order: their optimizers are created separately.
         self._added: tuple[str, ...] = ()
-        # Compiled updates over the variables of this learner, by what their traces depend on.
+        # Compiled updates over this learner's variables, by their trace keys.
         self._compiled: dict[Any, Any] = {}
         self._traces: Traces | None = None
         self._counted: tuple[int, dict[str, dict[str, int]]] = (-1, {})
-        # The live iterator of `update_from_iterator`, and over what.
+        # The live iterator of `update_from_iterator`, and its source.
         self._iterated: tuple[Any, Iterator[Nest]] | None = None
 
     # Building.
 
-    # TensorFlow 2, as RLlib calls it.
+    # RLlib's name for TensorFlow 2.
     framework = "tf2"
 
     learner_steps: tf.Variable
@@ -209,10 +207,10 @@ class Learner:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def build(self, key: tf.Tensor | int = 0) -> None:
-        """Makes the variables and optimizers, once; a second call changes nothing.
+        """Creates the variables and optimizers; a second call changes nothing.
 
         Args:
-          key: int32 [2], or a seed; module m starts from `stream(key, m)`.
+          key: int32 [2], or a seed; module m is initialised with `stream(key, m)`.
         """
         if self.is_built:
             return
@@ -227,7 +225,7 @@ class Learner:
                 self.configure_optimizers()
             registration.check_coverage(self)
         except Exception:
-            # Half a learner must not pass for a built one.
+            # A partly built learner must not count as built.
             self.module_states, self.optimizers = {}, OptimizerRegistry()
             for name in COUNTERS:
                 vars(self).pop(name, None)
@@ -244,18 +242,19 @@ class Learner:
                 mine = struct.paths(state.params[group], f"params/{group}")
                 check_shared(module_id, theirs, mine)
                 shared.update(theirs)
-        # Keras refuses to make a model inside a strategy's scope: only variables are made there.
+        # Keras does not create models inside a strategy's scope, so only variables are created
+        # there.
         with self.replicas.scope():
             self.module_states[module_id] = make_variables(state, module_id, shared)
 
     def configure_optimizers(self) -> None:
-        """Registers the optimizers of all modules; override for ones that span modules."""
+        """Registers the optimizers of all modules; override it for optimizers that span modules."""
         for module_id, module in self.modules.items():
             if self.rl_module_is_compatible(module):
                 self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
-        """Registers one optimizer per update of a module; override for anything else."""
+        """Registers one optimizer per update of a module; override it for other optimizers."""
         config = self.configs[module_id]
         registration.check_update_names(self, module_id, config)
         for update in self.modules[module_id].updates:
@@ -281,14 +280,13 @@ class Learner:
             any modules.
           optimizer_name: Unique within the module.
           optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy.
-          params: Variables that no other optimizer has.
+          params: Variables without another optimizer.
           lr_or_lr_schedule: A number, points `[[0, v0], [t1, v1], ...]` or a schedule over env
-            steps, or None for a Keras optimizer's own rate, and 3e-4 for others.
+            steps, or None for a Keras optimizer's own rate, else 3e-4.
 
         Raises:
-          UserError: For a duplicate name, a parameter that has an optimizer already or that is no
-            variable of this learner, one that no update of a module trains, a rate that
-            `ModuleConfig` refuses, or before `build`.
+          UserError: For a duplicate name, a parameter with another optimizer, of another learner,
+            or that no update trains, a rate that `ModuleConfig` rejects, or before `build`.
         """
         self._check_built("register_optimizer")
         self._check_known("register_optimizer", module_id, ALL_MODULES)
@@ -300,35 +298,35 @@ class Learner:
         with self.replicas.scope():
             self.optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
-    # The protocols that every trained module must have. A subclass has a tuple, a property or a
-    # class method, as in RLlib.
+    # Protocols that every trained module must implement: a tuple, a property or a class method, as
+    # in RLlib.
     rl_module_required_apis: Any = CallableTuple()
 
     @property
     def required_apis(self) -> Sequence[type]:
-        """The protocols of `rl_module_required_apis`, in whichever form a subclass has them."""
+        """The protocols of `rl_module_required_apis`, in any of its forms."""
         required = self.rl_module_required_apis
         return tuple(required() if callable(required) else required)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
-        """Whether a module has what `rl_module_required_apis` asks for.
+        """Whether a module implements `rl_module_required_apis`.
 
-        One that has not is held and saved where `policies_to_train` leaves it out.
+        Modules that `policies_to_train` excludes may lack them and are still saved.
         """
         return not missing_apis(module, self.required_apis)
 
     def train_only(self, policies_to_train: ModulesToTrain | None) -> None:
-        """Chooses anew which modules are trained.
+        """Changes which modules are trained.
 
         Args:
           policies_to_train: Ids, or a function `(module_id, rows) -> bool`; None for all.
 
         Raises:
-          UserError: For ids that the learner does not have.
+          UserError: For unknown ids.
         """
         self.policies_to_train = registration.modules_to_train(self, policies_to_train)
 
-    # What it holds.
+    # Content.
 
     @property
     def is_built(self) -> bool:
@@ -350,7 +348,7 @@ class Learner:
 
     @property
     def learner_state(self) -> LearnerState:
-        """All that training changes, tf.Variables; `struct.values` of it is a copy in tensors."""
+        """The state that training changes, tf.Variables; `struct.values` copies it to tensors."""
         self._check_built("learner_state")
         opt_state: dict[str, dict[str, Any]] = {}
         for module_id, name, entry in self.optimizer_entries():
@@ -386,15 +384,16 @@ class Learner:
     ) -> Any:
         """Returns a registered optimizer.
 
-        It has `learning_rate` and `iterations`, variables: a `BoundOptimizer`, or Keras' own.
+        It is a `BoundOptimizer` or a Keras optimizer, with the variables `learning_rate` and
+        `iterations`.
 
         Args:
           module_id: The module, or "__all_modules__".
           optimizer_name: Its name within the module, or "<module_id>_<name>"; DEFAULT_OPTIMIZER is
-            also the first one of a module. It may be left out where there is one.
+            also a module's first one. Optional if there is only one.
 
         Raises:
-          UserError: For what is not registered; it is a KeyError too.
+          UserError: For an unknown optimizer; also a KeyError.
         """
         self._check_built("get_optimizer")
         if optimizer_name not in self.optimizers.full_names:
@@ -402,11 +401,11 @@ class Learner:
         return self.optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Any]]:
-        """Returns `[(optimizer_name, optimizer), ...]` that are registered under an id.
+        """Returns `[(optimizer_name, optimizer), ...]` registered under an id.
 
         Args:
-          module_id: A module; or "__all_modules__" for those registered under this id itself, in
-            `configure_optimizers`. `optimizer_entries` has those of all modules.
+          module_id: A module; or "__all_modules__" for optimizers registered under this id, in
+            `configure_optimizers`. For all modules' optimizers use `optimizer_entries`.
         """
         self._check_built("get_optimizers_for_module")
         self._check_known("get_optimizers_for_module", module_id, ALL_MODULES)
@@ -435,7 +434,7 @@ class Learner:
         )
 
     def should_module_be_updated(self, module_id: str, batch: Nest = None) -> bool:
-        """Whether a module is trained: by `policies_to_train`, and if it has anything to train."""
+        """Whether a module is trained, by `policies_to_train` and its trainable parameters."""
         self._check_known("should_module_be_updated", module_id)
         if not self.modules[module_id].updates:
             return False
@@ -448,12 +447,12 @@ class Learner:
         return True
 
     def lenders_to(self, module_ids: Collection[str]) -> list[str]:
-        """Returns the other modules that share parameters of theirs with some of these."""
+        """Returns the other modules that lend parameters to some of these."""
         lenders = [o for (b, _), (o, _) in self._shared.items() if b in module_ids]
         return [m for m in dict.fromkeys(lenders) if m not in module_ids]
 
     def parameter_counts(self, module_id: str = ALL_MODULES) -> dict[str, int]:
-        """Returns the numbers of trained and of other parameters, see `parameters`.
+        """Returns the numbers of trained and of untrained parameters, see `parameters`.
 
         Args:
           module_id: A module, or "__all_modules__" for all, where shared ones count once.
@@ -467,14 +466,14 @@ class Learner:
 
     @property
     def device(self) -> str:
-        """Where its variables are; of several replicas the first of this process."""
+        """The device of its variables; with several replicas, of this process' first."""
         self._check_built("device")
         variable = tf.nest.flatten([s.params for s in self.module_states.values()])[0]
         return str(getattr(variable, "values", [variable])[0].device)
 
     @property
     def iterator(self) -> Any:
-        """What `update_from_iterator` was given last; None before it."""
+        """The last argument of `update_from_iterator`; None before."""
         return None if self._iterated is None else self._iterated[0]
 
     def apply(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
@@ -482,7 +481,7 @@ class Learner:
         return func(self, *args, **kwargs)
 
     def get_checkpointable_components(self) -> list[tuple[str, dict[str, tf.Variable]]]:
-        """Returns the components of a checkpoint that are made of variables.
+        """Returns the components of a checkpoint that consist of variables.
 
         Returns:
           `[(name, {path: variable}), ...]`: "rl_module/<module_id>" and
@@ -493,11 +492,11 @@ class Learner:
         entries = self.optimizer_entries()
         return modules + [(f"optimizer/{m}/{name}", e.variables()) for m, name, e in entries]
 
-    # One gradient step; subclasses override these. All are traced, on values on every replica.
+    # Hooks of one gradient step, for subclasses; traced, with values on every replica.
 
     @property
     def _computes_losses(self) -> bool:
-        """Whether a subclass computes losses itself, so that modules need none of their own."""
+        """Whether a subclass computes losses itself, so that modules need no loss."""
         mine = type(self)
         return (
             mine.compute_losses is not Learner.compute_losses
@@ -512,7 +511,7 @@ class Learner:
         batch: Mapping[str, Nest],
         keys: Mapping[str, tf.Tensor],
     ) -> dict[str, Any]:
-        """Returns the losses that are differentiated together; override for a joint loss.
+        """Returns the losses to differentiate together; override it for a joint loss.
 
         Args:
           updates: `{module_id: Update}` of this position in the modules' lists.
@@ -521,8 +520,8 @@ class Learner:
           keys: `{module_id: int32 [2]}`.
 
         Returns:
-          `{module_id: loss}` or `{module_id: (loss, {name: scalar})}`. The gradients are those of
-          their sum. Every loss is a mean over the valid rows.
+          `{module_id: loss}` or `{module_id: (loss, {name: scalar})}`. Their sum is differentiated.
+          Every loss is a mean over valid rows.
         """
         losses: dict[str, Any] = {}
         for module_id, update in updates.items():
@@ -537,13 +536,13 @@ class Learner:
     def compute_loss_for_module(
         self, module_id: str, update: Update, params: Nest, state: AgentState, batch: Nest, key: Any
     ) -> Any:
-        """Returns the loss, or (loss, metrics), of one update of a module; override to change it.
+        """Returns the loss, or (loss, metrics), of one update of a module.
 
         Args:
           module_id: The module.
-          update: Which of its updates.
-          params: `{group: nest}`, values that gradients flow to.
-          state: All of the module's state, values.
+          update: The update.
+          params: `{group: nest}`, values with gradients.
+          state: The module's whole state, values.
           batch: Rows `[n, ...]`.
           key: int32 [2].
         """
@@ -555,12 +554,12 @@ class Learner:
         gradient_tape: tf.GradientTape,
         params: ParamDict,
     ) -> ParamDict:
-        """Returns the gradients of the sum of the losses, of the same keys as `params`.
+        """Returns the gradients of the sum of the losses, with the keys of `params`.
 
         Args:
-          loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". What is
-            differentiated is the sum of the modules' entries, or that one where it is alone. On a
-            replica of several each loss is weighed by its share of the valid rows.
+          loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". The sum of
+            the modules' entries is differentiated, or the total if it is the only entry. With
+            several replicas each loss is weighted by its share of the valid rows.
           gradient_tape: The tape that watched `params`.
           params: `{param ref: value}`.
         """
@@ -571,10 +570,10 @@ class Learner:
         return dict(zip(params, gradients, strict=True))
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
-        """Returns gradients as they are applied, after their sum over the replicas.
+        """Returns the gradients to apply, from their sum over the replicas.
 
-        By default each module's go through `postprocess_gradients_for_module`, those of optimizers
-        that span modules under the id "__all_modules__".
+        By default calls `postprocess_gradients_for_module` for each module; for optimizers that
+        span modules with the id "__all_modules__".
         """
         processed = dict(gradients_dict)
         entries = self.optimizer_entries()
@@ -592,7 +591,7 @@ class Learner:
     def postprocess_gradients_for_module(
         self, module_id: str, config: ModuleConfig, gradients_dict: ParamDict
     ) -> ParamDict:
-        """Returns a module's gradients, by default clipped for each of its optimizers."""
+        """Returns a module's gradients, by default clipped per optimizer."""
         processed = dict(gradients_dict)
         for _, entry in self.optimizers.of_module(module_id):
             own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
@@ -603,11 +602,12 @@ class Learner:
         return processed
 
     def clip_function(self) -> Callable[..., Any]:
-        """Returns the function that clips; override it, or RLlib's `_get_clip_function`.
+        """Returns the clip function; override it, or RLlib's `_get_clip_function`.
 
         Returns:
-          A function `(gradients_dict, *, grad_clip, grad_clip_by)` that changes the dict
-          `{param ref: gradient}` of one optimizer, and returns their global norm before it.
+          A function `(gradients_dict, *, grad_clip, grad_clip_by)` that clips the dict
+          `{param ref: gradient}` of one optimizer in place, and returns the global norm before
+          clipping.
         """
         return self._get_clip_function()
 
@@ -615,11 +615,11 @@ class Learner:
         return clip_gradients_dict
 
     def global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-        """Returns the function of a norm; override it, or RLlib's `_get_global_norm_function`.
+        """Returns the norm function; override it, or RLlib's `_get_global_norm_function`.
 
         Returns:
           A function from the gradients of one optimizer, a list, to a float32 scalar: the metric
-          `grad_norm`. A step whose norm is not finite is left out, see `check_numerics`.
+          `grad_norm`. A step with a non-finite norm is skipped, see `check_numerics`.
         """
         return self._get_global_norm_function()
 
@@ -627,11 +627,10 @@ class Learner:
         return tf.linalg.global_norm  # type: ignore[no-any-return]
 
     def apply_gradients(self, gradients_dict: ParamDict) -> None:
-        """Applies gradients `{param ref: gradient}` by the optimizers of their variables.
+        """Applies gradients `{param ref: gradient}` with the optimizers of their variables.
 
-        It is called once for all modules that take a step together. Where the step of some is left
-        out, since it is not finite or they have stopped, it is called for each of the others; the
-        trace has both.
+        Called once for all modules that take a step. If some modules' steps are skipped (non-finite
+        or stopped), it is called separately for each of the others; the trace has both branches.
         """
         for _, _, entry in self.optimizer_entries():
             params = [p for p in entry.params if p.ref() in gradients_dict]
@@ -639,43 +638,43 @@ class Learner:
                 entry.apply([gradients_dict[p.ref()] for p in params], params)
 
     def count_valid_rows(self, module_id: str, batch: Nest) -> tf.Tensor:
-        """Returns how many rows of a replica's minibatch count; a float32 scalar.
+        """Returns the number of valid rows of a replica's minibatch; a float32 scalar.
 
-        A replica's loss has the weight of its share of them: the sum over the replicas is then the
-        mean over all valid rows. Override it where a loss is a mean over something else.
+        A replica's loss is weighted by its share, so that the sum over replicas is the mean over
+        all valid rows. Override it for a loss that is not a mean over rows.
         """
         return batches_lib.valid_rows(batch)
 
-    # Around an update; Python that runs every time.
+    # Hooks around an update; Python code that runs every time.
 
     def on_update_begin(self, *, timesteps: int) -> None:
-        """Called at the start of every `update_from_...`; for subclasses, does nothing itself.
+        """Called at the start of every `update_from_...`; a hook for subclasses.
 
-        It is Python outside of compiled code, and may log to `self.metrics`.
+        Runs as Python outside compiled code, and may log to `self.metrics`.
 
         Args:
           timesteps: Env steps so far.
         """
 
     def on_update_end(self, *, timesteps: int, results: Results) -> None:
-        """Called at the end of every `update_from_...`; for subclasses, does nothing itself.
+        """Called at the end of every `update_from_...`; a hook for subclasses.
 
         Args:
           timesteps: Env steps so far.
-          results: What the update returns. It may be changed; what is logged here gets into it.
+          results: The update's results, which may be changed; includes values logged here.
         """
 
-    # Around the gradient steps of an update; traced, outside of the replicas.
+    # Hooks around the gradient steps of an update; traced, outside the replicas.
 
     def before_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
-        """Traced once before the gradient steps of an update; for subclasses, does nothing itself.
+        """Traced once before the gradient steps of an update; a hook for subclasses.
 
         Args:
           timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
         """
 
     def after_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
-        """Traced once after the gradient steps of an update; for subclasses, does nothing itself.
+        """Traced once after the gradient steps of an update; a hook for subclasses.
 
         Args:
           timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
@@ -691,21 +690,21 @@ class Learner:
         state_changes.prepared(self, self.learner_state, module_id, timesteps)
 
     def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
-        """Traced after the gradient steps: the module's `after_update`, target networks say."""
+        """Traced after the gradient steps: the module's `after_update`, e.g. target networks."""
         state_changes.finished(self, self.learner_state, module_id, timesteps)
 
     def follow_schedules(
         self, state: LearnerState, module_id: str, timesteps: tf.Tensor
     ) -> LearnerState:
-        """Returns the state after the module's `before_update`, by which it acts; traced.
+        """Returns the state after the module's `before_update`, for acting; traced.
 
-        For where nothing is updated. Variables change in place.
+        For calls without an update. Variables change in place.
         """
         hook = self.modules[module_id].before_update
         return state_changes.changed(self, state, module_id, hook, timesteps)
 
     def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
-        """Assigns the leaves of `after` that are not those of `before` to the variables."""
+        """Assigns the leaves of `after` that differ from `before` to the variables."""
         for variable, _, new in state_changes.differences(self, module_id, before, after):
             variable.assign(new)
 
@@ -726,35 +725,34 @@ class Learner:
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> tuple[LearnerState, Results]:
-        """Trains on a batch: epochs times minibatches of train steps; one step by default.
+        """Trains on a batch, over epochs and minibatches; by default one step.
 
-        Pure where the leaves of the state are tensors. Where they are this learner's variables
-        they are changed, and the hooks around the gradient steps run.
+        Pure if the leaves of the state are tensors. This learner's variables are changed in place,
+        and the hooks around the gradient steps run.
 
         Args:
-          state: Of the form of `learner_state`.
+          state: A state like `learner_state`.
           batch: `{module_id: rows}`, or the rows of the only module: nests whose leaves have the
-            same static number of rows. Under several replicas each holds rows of its own.
+            same static number of rows. With several replicas, each has its own rows.
           key: int32 [2].
           timesteps: int64 scalar, env steps so far, for schedules.
           num_epochs: Passes over the batch.
-          minibatch_size: Rows of a gradient step over all replicas, for all modules or each; None
+          minibatch_size: Rows of a gradient step over all replicas, one number or by module; None
             for all rows.
           shuffle: A fresh permutation in every epoch.
           remainder: See `MinibatchPlan`; None for that of the learner.
           num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
             for these.
-          jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
+          jit: Whether XLA compiles only losses and gradients, for calls from a graph.
 
         Returns:
-          The state, and `{module_id: {name: scalar}}`: the means over the minibatches of what the
-          losses report, `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches
-          taken), `skipped_steps` (left out because loss or gradient was not finite) and
-          `nonfinite/<term>` counts.
+          The state, and `{module_id: {name: scalar}}`: means over the minibatches of the losses'
+          metrics, `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches taken),
+          `skipped_steps` (skipped because of non-finite values) and `nonfinite/<term>` counts.
 
         Raises:
-          UserError: For a state of tensors where an update is not pure: by Keras' optimizers, by a
-            module that trains itself, or by a subclass that overrides what changes variables.
+          UserError: For a state of tensors if the update is not pure: with Keras optimizers, a
+            module that trains itself, or a subclass that overrides hooks which change variables.
         """
         self._check_built("fit")
         batches = planning.batches_to_train(self, batch)
@@ -775,19 +773,19 @@ class Learner:
                 key = seeding.fold_in(key, self.replicas.index())
             return planning.indices_of(plan, key)
 
-        # Draws of the losses must not share keys with the permutations.
+        # The losses must not share keys with the permutations.
         indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
         return train(
             self, state, batches, planning.as_minibatches(plan, indices), key, timesteps, jit=jit
         )
 
     def replaced_in_place(self) -> list[str]:
-        """The names of the hooks that change variables and that a subclass replaces."""
+        """The names of overridden hooks that change variables."""
         mine = type(self)
         return [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
 
     def check_pure(self) -> None:
-        """Refuses what changes variables, for a train step of a state of tensors."""
+        """Raises an error if a train step on a state of tensors would change variables."""
         changed = self.replaced_in_place()
         changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
         if changed:
@@ -812,7 +810,7 @@ class Learner:
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> Results:
-        """Trains this learner's variables on a batch, to be called in compiled code; see `fit`."""
+        """Trains this learner's variables on a batch, inside compiled code; see `fit`."""
         _, results = self.fit(
             self.learner_state,
             batch,
@@ -843,35 +841,34 @@ class Learner:
     ) -> Results:
         """Trains on a batch in one compiled call.
 
-        Under several replicas of one process each minibatch is divided among them; under several
-        processes each gives rows of its own, and the update is that of all of them together.
+        In one process, each minibatch is divided among the replicas; with several processes, each
+        passes its own rows, and the update uses all of them.
 
         Args:
           batch: `{module_id: rows}`, or the rows of the only module: nests of arrays with the same
-            leading axis. A bool leaf `mask` says which rows count.
+            leading axis. A bool leaf `mask` marks the valid rows.
           num_epochs: Passes over the batch.
           minibatch_size: Rows of a gradient step over all replicas and processes, for all modules
             or `{module_id: rows}`; None for `ModuleConfig.minibatch_size`, or else all rows.
           shuffle: A fresh permutation in every epoch.
           remainder: See `MinibatchPlan`; None for that of the learner. A module with fewer rows
-            than another goes round.
+            than another repeats them.
           num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
             for these.
           timesteps: Env steps so far, which drive the schedules, as a number or
-            `{"env_steps": n}` or `{"num_env_steps_sampled_lifetime": n}`; None for what the
-            learner was told last.
+            `{"env_steps": n}` or `{"num_env_steps_sampled_lifetime": n}`; None for the last value.
           key: int32 [2], or a seed; by default derived from the learner's key and the gradient
             steps so far.
-          compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
-            gradients only.
+          compile: "graph", "xla" or "eager". With several replicas "xla" compiles only losses and
+            gradients.
           shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
           `{module_id: {name: float}}` as `update`, with parameter counts, and
-          `{"__all_modules__": {...}}`. Modules that are not trained are left out.
+          `{"__all_modules__": {...}}`, without untrained modules.
 
         Raises:
-          UserError: For unknown modules, no rows, sizes that do not divide, or with
+          UserError: For unknown modules, no rows, sizes that do not divide the rows, or with
             `check_numerics="raise"` a non-finite loss.
         """
         self._check_built("update_from_batch")
@@ -892,7 +889,7 @@ class Learner:
         return self._ended(steps, results)
 
     def _ended(self, steps: tf.Tensor, results: Results) -> Results:
-        """Results after the hook at the end of an update, with what it logs."""
+        """Results after the hook at the end of an update, with its logged values."""
         self.on_update_end(timesteps=int(steps), results=results)
         put_logged(results, self.metrics.logged())
         return results
@@ -944,16 +941,16 @@ class Learner:
     ) -> Results:
         """Trains on episodes, through the learner connector pipeline.
 
-        Their number of steps changes from call to call, hence the other default of `remainder`.
+        The number of steps changes between calls, hence the different default of `remainder`.
 
         Args:
-          episodes: `SingleAgentEpisode`s or `MultiAgentEpisode`s, or one of them; at least one
+          episodes: `SingleAgentEpisode`s or `MultiAgentEpisode`s, or one episode; at least one
             step.
           timesteps: See `update_from_batch`, as all that follow.
           num_epochs: Passes over the steps.
           minibatch_size: Steps (or sequences) of a gradient step.
           shuffle: A fresh permutation in every epoch.
-          remainder: What happens to steps that do not fill a minibatch.
+          remainder: Treatment of steps that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take.
           key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
@@ -998,7 +995,7 @@ class Learner:
         minibatch_size: MinibatchSize,
         **options: Any,
     ) -> Results:
-        """As `update_from_batch`, for numbers of rows that change without a new trace."""
+        """`update_from_batch` for changing numbers of rows, without retracing."""
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
@@ -1006,8 +1003,7 @@ class Learner:
         if plan is None:
             return self._nothing(steps)
         key = self._default_key() if key is None else seeding.as_key(key)
-        # A trace is made for a number of rows; indices of that many that come from outside need
-        # none.
+        # A trace depends on the number of rows only for indices computed inside it.
         indices = planning.indices_of(plan, seeding.stream(key, "minibatches"))
         padded = {m: p.padded for m, p in plan.modules.items()}
 
@@ -1045,33 +1041,32 @@ class Learner:
         compile: CompileMode = "graph",
         shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
-        """Trains on the batches that an iterator gives: one update of all of them.
+        """Trains on the batches of an iterator, as one update.
 
         The hooks around the gradient steps run once, before the first batch and after the last.
 
         Args:
-          iterator: Gives batches as `update_from_batch` takes them: an iterator, or what can be
-            iterated again, such as a list or a tf.data.Dataset.
-          num_iters: How many batches to take; None for all up to its end. What can be iterated
-            again starts again at its end, and the next call with the same object goes on where
-            this one stopped.
+          iterator: Yields batches for `update_from_batch`: an iterator, or a reiterable such as a
+            list or a tf.data.Dataset.
+          num_iters: Number of batches; None for all. A reiterable restarts at its end, and the next
+            call with the same object continues where this one stopped.
           timesteps: See `update_from_batch`, as all that follow.
           minibatch_size: Rows of a gradient step.
           num_epochs: Passes over each batch.
           shuffle: A fresh permutation of each batch in every epoch.
-          remainder: What happens to rows that do not fill a minibatch.
+          remainder: Treatment of rows that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take on each batch.
           key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
           shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
-          The means of the results of the batches; under "__all_modules__" their number too,
+          The means of the batches' results; "__all_modules__" also has their number,
           `dataset_num_iters_trained`.
 
         Raises:
-          UserError: For an iterator without a batch, or one that ends before `num_iters`; it has
-            been trained on what came.
+          UserError: For an iterator without a batch, or one that ends before `num_iters`, after
+            training on its batches.
         """
         self._check_built("update_from_iterator")
         steps = planning.env_steps_of(self, timesteps)
@@ -1111,7 +1106,7 @@ class Learner:
         return self._ended(steps, means)
 
     def _batches_from(self, iterable: Any, num_iters: int | None) -> Iterator[Nest]:
-        """So many batches of an iterable, which is gone through again if that is possible."""
+        """Yields `num_iters` batches of an iterable, restarting it if possible."""
         kept, live = self._iterated or (None, iter(()))
         if kept is not iterable or num_iters is None:
             live = iter(iterable)
@@ -1145,7 +1140,7 @@ class Learner:
     def _hooks(
         self, compile: CompileMode, name: str, steps: tf.Tensor, of: Any, *, first: bool = True
     ) -> None:
-        """Calls what comes before or after the gradient steps, in a compiled call of its own."""
+        """Calls the hooks before or after the gradient steps, in a separate compiled call."""
         metrics = {}
         if name == "end":
             metrics = {
@@ -1203,19 +1198,19 @@ class Learner:
 
     @property
     def trace_count(self) -> int:
-        """How many traces its updates have had since modules were last added or removed."""
+        """The number of traces of its updates since modules were last added or removed."""
         return sum(
             f.experimental_get_tracing_count() if hasattr(f, "get_concrete_function") else 1
             for f in self._compiled.values()
         )
 
     def _default_key(self) -> tf.Tensor:
-        # No module has an id with a slash: no state is drawn from this stream.
+        # Module ids have no slash, so no state uses this stream.
         key = seeding.stream(tf.convert_to_tensor(self.key), "learner/updates")
         return seeding.fold_in(key, tf.convert_to_tensor(self.learner_steps))
 
     def _nothing(self, timesteps: tf.Tensor) -> Results:
-        """An update that trains no module."""
+        """The results of an update that trains no module."""
         self.env_steps.assign(timesteps)
         return report(self, {})
 
@@ -1226,25 +1221,25 @@ class Learner:
         return report(self, results, skipped, planning.rows_of_step(self, plan))
 
     def logic(self) -> Any:
-        """Returns what is equal for learners whose updates are the same functions of variables."""
+        """Returns a key that is equal for learners with equal update functions."""
         own = {name: x for name, x in vars(self).items() if name not in _STATE}
         entries = [
             (m, name, entry, [p.name for p in entry.params])
             for m, name, entry in self.optimizer_entries()
         ]
         devices = sorted({v.device for v in tf.nest.flatten(list(self.module_states.values()))})
-        # Its variables may be of another kind, even with one replica.
+        # Its variables may be of another type, even with one replica.
         return own, entries, devices, type(self.replicas.strategy)
 
     @property
     def traces(self) -> Traces:
-        """What has been traced for this learner's logic; under several replicas for it alone."""
+        """The traces of this learner's logic; with several replicas only its own."""
         if self._traces is None:
-            # Variables of several replicas stay those of the first call.
+            # With several replicas the variables stay those of the first call.
             self._traces = Traces() if self.replicas.several else traces_of(logic_key(self))
         return self._traces
 
-    # Modules that come and go between updates.
+    # Adding and removing modules between updates.
 
     def add_module(
         self,
@@ -1255,22 +1250,22 @@ class Learner:
         policies_to_train: ModulesToTrain | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Adds a module between two updates; the others keep every bit.
+        """Adds a module between two updates; the others do not change.
 
         Args:
           module_id: A new id.
           module: As in the constructor.
-          config_overrides: Fields of `ModuleConfig` on top of the defaults, or a whole one.
+          config_overrides: Non-default fields of `ModuleConfig`, or a whole `ModuleConfig`.
           policies_to_train: Takes the place of the learner's, if not None.
           state: The module's part of `get_state()["rl_module"]`, `{path: array}`; None for a fresh
             one.
 
         Returns:
-          The module, as the learner holds it.
+          The module in the learner's form.
 
         Raises:
-          UserError: For an id that is taken or unfit, a module that lacks something, or a state
-            that does not fit; nothing is changed then.
+          UserError: For a duplicate or invalid id, a module with missing methods, or a state that
+            does not fit; nothing changes then.
         """
         self._check_new("add_module", module_id)
         if state is not None:
@@ -1345,8 +1340,8 @@ class Learner:
           policies_to_train: As in `add_module`.
 
         Raises:
-          UserError: For an unknown source, an id that is taken or unfit, and a copy that does not
-            get optimizers of the same kind; nothing is changed then.
+          UserError: For an unknown source, a duplicate or invalid id, or if the copy gets different
+            optimizers; nothing changes then.
         """
         self._check_built("copy_module")
         self._check_known("copy_module", source)
@@ -1362,18 +1357,17 @@ class Learner:
     def remove_module(
         self, module_id: str, *, policies_to_train: ModulesToTrain | None = None
     ) -> Any:
-        """Removes a module with its optimizers and metrics; the others keep every bit.
+        """Removes a module with its optimizers and metrics; the others do not change.
 
         Args:
           module_id: The module.
-          policies_to_train: Takes the place of the learner's, if not None; from a collection the
-            module is left out.
+          policies_to_train: Replaces the learner's, if not None; a collection loses the module.
 
         Returns:
           The module.
 
         Raises:
-          UserError: For an id that the learner does not have, or its only module.
+          UserError: For an unknown id, or the only module.
         """
         self._check_known("remove_module", module_id)
         if len(self.modules) == 1:
@@ -1434,7 +1428,7 @@ class Learner:
         """Assigns `{path: value}` to all of `variables()`.
 
         Raises:
-          UserError: Naming every missing, extra or mis-shaped variable.
+          UserError: Lists every missing, extra or mis-shaped variable.
         """
         learner_state.assign_all("Learner.assign_variables", self.variables(), values)
 
@@ -1447,17 +1441,17 @@ class Learner:
         """Returns a copy of the learner's state.
 
         Args:
-          components: What to return, of `rl_module`, `optimizer`, `counters`, `metrics`,
+          components: Components to return: `rl_module`, `optimizer`, `counters`, `metrics`,
             `should_module_be_updated`, or down to `rl_module/<module_id>` and
             `optimizer/<module_id>/<optimizer_name>`; None for all.
-          not_components: What to leave out, likewise.
+          not_components: Components to omit.
 
         Returns:
           `{"rl_module": {module_id: {path: array}}, "optimizer": {module_id: {optimizer_name:
           {path: array}}}, "counters": {...}, "metrics": {...}, "should_module_be_updated": [id] or
-          None for all, "weights_seq_no": int}`. The last one is there whatever `components` says,
-          unless `not_components` names it. A function `policies_to_train` cannot be saved: there
-          is no `should_module_be_updated` then.
+          None for all, "weights_seq_no": int}`. The last item is always present unless in
+          `not_components`. A function `policies_to_train` cannot be saved; then
+          `should_module_be_updated` is missing.
 
         Raises:
           UserError: For an unknown component.
@@ -1466,16 +1460,16 @@ class Learner:
         return learner_state.get_state(self, components, not_components)
 
     def set_state(self, state: Mapping[str, Any], *, only_newer_weights: bool = False) -> None:
-        """Loads all that it is given.
+        """Loads a state or a part of it.
 
         Args:
-          state: What `get_state` returned, or a part of it. Without `should_module_be_updated`
-            this learner's `policies_to_train` stays.
-          only_newer_weights: Whether `rl_module` is loaded only where its `weights_seq_no` is
-            above this learner's, or 0 or left out; otherwise always.
+          state: The result of `get_state`, or a part of it. Without `should_module_be_updated` this
+            learner keeps its `policies_to_train`.
+          only_newer_weights: Whether to load `rl_module` only if its `weights_seq_no` is above this
+            learner's, 0 or missing.
 
         Raises:
-          UserError: Naming every unknown, missing or mis-shaped part; nothing is loaded then.
+          UserError: Lists every unknown, missing or mis-shaped part; nothing is loaded then.
         """
         self._check_built("set_state")
         learner_state.set_state(self, state, only_newer_weights=only_newer_weights)
@@ -1484,7 +1478,7 @@ class Learner:
         """Loads a state only if its `weights_seq_no` is above this learner's, for collectors.
 
         Args:
-          state: What `get_state` returned.
+          state: The result of `get_state`.
 
         Returns:
           Whether it was loaded.
@@ -1510,7 +1504,7 @@ class Learner:
         return checkpointing.save_to_path(self, path)
 
     def restore_from_path(self, path: Any, component: str | None = None) -> None:
-        """Restores what `save_to_path` saved, or one component such as `rl_module/policy_a`."""
+        """Restores a result of `save_to_path`, or one component such as `rl_module/policy_a`."""
         from tfrl.learners import checkpointing
 
         self._check_built("restore_from_path")
@@ -1518,11 +1512,11 @@ class Learner:
 
     @classmethod
     def from_checkpoint(cls, path: Any, modules: Any = None, **kwargs: Any) -> Self:
-        """Makes a built learner out of what `save_to_path` saved.
+        """Makes a built learner from a result of `save_to_path`.
 
         Args:
           path: The folder.
-          modules: The modules, where they cannot be described in JSON (Keras models, functions).
+          modules: Modules that JSON cannot describe (Keras models, functions).
           **kwargs: Arguments of the constructor.
         """
         from tfrl.learners import checkpointing
@@ -1530,12 +1524,12 @@ class Learner:
         return checkpointing.from_checkpoint(cls, path, modules=modules, **kwargs)
 
     def over(self, state: LearnerState) -> Self:
-        """Returns this learner over the variables of another state of the same form.
+        """Returns this learner over the variables of another state of equal structure.
 
-        It makes no variables, and shares all else. So one learner serves all states of its form.
+        It creates no variables and shares everything else, so one learner serves all such states.
 
         Args:
-          state: As `learner_state`, of tf.Variables.
+          state: A state like `learner_state`, of tf.Variables.
         """
         self._check_built("over")
         other = object.__new__(type(self))

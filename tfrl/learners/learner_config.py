@@ -18,13 +18,13 @@ class LearnerConfig:
     `LearnerConfig("PPO", {"hidden": (16,)}, ModuleConfig(lr=1e-3)).build_learner("tf:CartPole-v1")`
 
     Attributes:
-      agent: The name or class of an algorithm, `tfrl.agents.PPO` say, or any function of `obs_spec`
+      agent: The name or class of an algorithm, e.g. `tfrl.agents.PPO`, or a function of `obs_spec`
         and `action_spec` that returns a module; or `{module_id: one of these}`.
-      agent_options: Further arguments of the agent, for all modules.
+      agent_options: Other arguments of the agent, for all modules.
       module_config: As `config` of `Learner`.
       learner_class: The class of the learner.
-      learner_options: Further arguments of the learner, such as `policies_to_train`.
-      seed: What the parameters are drawn from.
+      learner_options: Other arguments of the learner, such as `policies_to_train`.
+      seed: The seed of the initial parameters.
     """
 
     agent: Any
@@ -40,10 +40,10 @@ class LearnerConfig:
         """Makes a built learner; calling `build` on it again changes nothing.
 
         Args:
-          env: An environment of tfrl or of Gymnasium (one, no vector of them), or an id for
-            `make_env`. It is not stepped.
-          obs_spec: In place of that of `env`.
-          action_spec: In place of that of `env`.
+          env: A tfrl environment, a single Gymnasium environment, or an id for `make_env`. It is
+            not stepped.
+          obs_spec: Overrides the spec of `env`.
+          action_spec: Overrides the spec of `env`.
 
         Raises:
           UserError: Without specs, for an unknown name, and as the agent and the Learner.
@@ -84,7 +84,7 @@ def _specs_of(env: Any) -> dict[str, Any]:
 
 
 def _maker(agent: Any) -> Any:
-    """The class of an algorithm by its name; others as they are."""
+    """The class of an algorithm by its name; other arguments unchanged."""
     if not isinstance(agent, str):
         return agent
     if agent not in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""The state of a Learner: read, compared, loaded, copied, down to one module or optimizer."""
+"""The state of a Learner: reading, comparing, loading and copying, by module or optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfrl.types import AgentState
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
-# `key` is what the states of further modules are drawn from.
+# `key` is the key of the states of modules added later.
 COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
 # The policies to train, by RLlib's name: a list of ids, or None for all.
 TRAINED = "should_module_be_updated"
@@ -30,12 +30,12 @@ COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no",
 
 @struct.dataclass
 class LearnerState(struct.Struct):
-    """All that training changes of a learner: tensors, or the learner's tf.Variables.
+    """The state that training changes: tensors, or the learner's tf.Variables.
 
     Attributes:
       agent_state: `{module_id: AgentState}`.
       opt_state: `{module_id: {optimizer_name: {path: leaf}}}`: "iterations", "learning_rate" and
-        the slots, "m/<parameter>". The optimizers of several modules are under "__all_modules__".
+        the slots, "m/<parameter>". Optimizers that span modules are under "__all_modules__".
       counters: `{name: int64 scalar}`: "learner_steps", "skipped_steps", "env_steps",
         "weights_seq_no"; and "key", int32 [2].
     """
@@ -50,18 +50,18 @@ class LearnerState(struct.Struct):
         return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
 
     def with_counter(self, name: str, value: Any) -> LearnerState:
-        """Returns the state with another value of one of the counters."""
+        """Returns the state with a new value of a counter."""
         changed = {name: leaves.put(self.counters[name], value)}
         return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
 
     def with_slots(self, module_id: str, optimizer_name: str, slots: dict[str, Any]) -> Any:
-        """Returns the state with other leaves of one optimizer."""
+        """Returns the state with new leaves of one optimizer."""
         own = {**self.opt_state[module_id], optimizer_name: slots}
         return self.replace(opt_state={**self.opt_state, module_id: own})
 
 
 def not_built(what: str) -> UserError:
-    """Returns the error for what only a built learner has."""
+    """Returns the error for access before `build`."""
     return UserError(
         f"Learner.{what}",
         expected="a built learner",
@@ -106,7 +106,7 @@ def get_state(
 
 
 def component_names(learner: Learner) -> list[str]:
-    """Returns every name that `components` may hold."""
+    """Returns every valid name in `components`."""
     names = list(COMPONENTS)
     names += [f"rl_module/{m}" for m in learner.modules]
     for module_id, name, _ in learner.optimizer_entries():
@@ -141,7 +141,7 @@ def _read(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
 def set_state(
     learner: Learner, state: Mapping[str, Any], *, only_newer_weights: bool = False
 ) -> None:
-    """Loads all parts that are given, after comparing all of them; see `Learner.set_state`."""
+    """Loads all given parts, after checking all of them; see `Learner.set_state`."""
     targets: dict[str, tf.Variable] = {}
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -193,16 +193,16 @@ def set_state(
 
 
 def _without_older_weights(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
-    """The state without weights that are not newer; those of number 0 have no age."""
+    """The state without weights that are not newer; number 0 always counts as newer."""
     number = whole_number(state.get("weights_seq_no", 0))
     if number is None or number > int(learner.weights_seq_no.numpy()):
-        return state  # What is no number is refused with all else.
+        return state  # Non-numbers are rejected together with other problems.
     gone = ("weights_seq_no",) if number == 0 else ("weights_seq_no", "rl_module")
     return {name: part for name, part in state.items() if name not in gone}
 
 
 def _dict(name: str, value: Any, problems: list[str]) -> dict[str, Any]:
-    """What is no dict is one more problem."""
+    """Adds a problem if the value is not a dict."""
     if isinstance(value, Mapping):
         return dict(value)
     problems.append(f"{value!r} for {name}, which is a dict")
@@ -210,12 +210,12 @@ def _dict(name: str, value: Any, problems: list[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers without a dtype, so that any width of integers fits."""
+    """Numbers without a dtype, so that any integer width is accepted."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _wrong_metrics(state: Any) -> list[str]:
-    """What a logger says of a state, before anything of the learner changes."""
+    """The logger's problems with a state, before the learner changes."""
     try:
         MetricsLogger().set_state(state)
     except UserError as error:
@@ -245,13 +245,13 @@ def assign_all(
     """Assigns values to variables by path, or changes nothing.
 
     Args:
-      thing: What the error is about.
+      thing: The subject of the error.
       variables: `{path: variable}`.
       values: `{path: value}`.
-      problems: What else is wrong with the values.
+      problems: Other problems with the values.
 
     Raises:
-      UserError: Naming every missing, unknown, mis-shaped or mis-typed value.
+      UserError: Lists every missing, unknown, mis-shaped or mis-typed value.
     """
     wrong = list(problems)
     wrong += misfits(variables, values)
@@ -269,10 +269,10 @@ def assign_all(
 
 
 def copy_values(learner: Learner, source: str, target: str) -> None:
-    """Copies a module's values, and what optimizers keep for them, to another of the same kind.
+    """Copies a module's values and optimizer slots to another module of the same kind.
 
-    What is kept for a parameter is found by the parameter: the optimizer that trains the original
-    may be that of a module that lends it, or of all modules.
+    Slots are found by parameter, since the optimizer may belong to a lending module, or to all
+    modules.
 
     Args:
       learner: The `Learner`.
@@ -280,7 +280,7 @@ def copy_values(learner: Learner, source: str, target: str) -> None:
       target: A module with the same variables.
 
     Raises:
-      UserError: Naming what does not fit; nothing is copied then.
+      UserError: Lists mismatches; nothing is copied then.
     """
     entries = learner.optimizer_entries()
     states = [learner.module_state(m) for m in (target, source)]
@@ -305,7 +305,7 @@ def copy_values(learner: Learner, source: str, target: str) -> None:
 
 
 def clone_into(learner: Learner, other: Learner) -> None:
-    """Gives `other`, a shallow copy of a learner, variables and optimizers of its own."""
+    """Gives `other`, a shallow copy of a learner, its own variables and optimizers."""
     with learner.replicas.scope():
         for name in COUNTERS:
             setattr(other, name, make_counter(name, getattr(learner, name).numpy()))

@@ -1,4 +1,4 @@
-"""What a loss may take and return, checked while it is traced."""
+"""Checks of a loss's inputs and outputs, while it is traced."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from tfrl.errors import UserError
 from tfrl.types import Nest
 
 T = TypeVar("T")
-# Names of what an update reports of every module by itself.
+# Metrics that every update reports for each module.
 RESERVED = (
     "loss",
     "grad_norm",
@@ -27,16 +27,16 @@ RESERVED = (
 
 
 def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) -> T:
-    """Returns `call(rows)`; a column that it asks for in vain is the user's mistake, and named.
+    """Returns `call(rows)`; a missing column is a UserError that names it.
 
-    To look whether a column is there, by `hasattr`, `getattr(batch, name, None)` or `get`, is none.
+    Testing for a column with `hasattr`, `getattr(batch, name, None)` or `get` is not an error.
 
     Args:
-      call: Hands rows to modules.
+      call: Passes rows to modules.
       rows: `{module_id: rows}`.
 
     Raises:
-      UserError: Naming the module, the column, and the columns that there are.
+      UserError: Names the module, the column, and the available columns.
     """
     try:
         return call(rows)
@@ -47,7 +47,7 @@ def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) ->
             for path, part in _parts(batch):
                 if asked is part or (part is batch and _made_of(asked, batch)):
                     raise _no_column(module_id, path, part, name) from error
-            # An error of a plain dict does not know the dict.
+            # The error of a plain dict has no reference to the dict.
             if isinstance(error, KeyError) and type(batch) is dict and name not in batch:
                 raise _no_column(module_id, "", batch, name) from error
         raise
@@ -63,7 +63,7 @@ def _parts(nest: Nest, path: str = "") -> Iterator[tuple[str, Nest]]:
 
 
 def _made_of(result: Any, batch: Nest) -> bool:
-    """Whether an object is what a module's `replace` made of a batch: it has all columns."""
+    """Whether an object is a `replace` of a batch, i.e. has all its columns."""
     if type(result) is not type(batch):
         return False
     return not isinstance(batch, Mapping) or batch.keys() <= result.keys()
@@ -94,8 +94,8 @@ def check_ids(losses: Collection[str], module_ids: Collection[str]) -> None:
     """Checks that `compute_losses` returned a loss of every module, and of no other.
 
     Args:
-      losses: Ids that it returned losses for.
-      module_ids: Ids of the modules that are trained.
+      losses: Ids with returned losses.
+      module_ids: Ids of the trained modules.
 
     Raises:
       UserError: Listing both.
@@ -111,14 +111,14 @@ def check_ids(losses: Collection[str], module_ids: Collection[str]) -> None:
 
 
 def check_scalars(module_id: str, metrics: Mapping[str, Any]) -> None:
-    """Checks that what a loss reports are scalars, under names that the Learner leaves free.
+    """Checks that a loss's metrics are scalars and do not use reserved names.
 
     Args:
       module_id: The module.
       metrics: `{name: scalar}`.
 
     Raises:
-      UserError: Naming all that are none, and all names that are taken.
+      UserError: Lists all non-scalars and all reserved names.
     """
     taken = [str(name) for name in metrics if _is_reserved(str(name))]
     if taken:
@@ -149,7 +149,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def _fault(x: Any) -> str | None:
-    """What keeps a metric from being a scalar of a number."""
+    """The reason why a metric is not a numeric scalar."""
     try:
         x = tf.convert_to_tensor(x)
     except (TypeError, ValueError):

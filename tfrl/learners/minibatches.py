@@ -1,4 +1,4 @@
-"""Which rows of a batch make which minibatch: permutation, epochs, remainder."""
+"""The split of a batch into minibatches: permutation, epochs, remainder."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from tfrl.ops.permutation import permutation
 
 Remainder = Literal["error", "pad", "drop", "wrap"]
 REMAINDERS = ("error", "pad", "drop", "wrap")
-# {field: (what messages call it, what to do)}
+# {field: (name in messages, remedy)}
 _COUNTS = {
     "rows": ("the rows of the batch", "Collect experience before the update."),
     "size": ("minibatch_size", "Leave it out for a minibatch of all rows."),
@@ -22,16 +22,16 @@ _COUNTS = {
 
 @struct.logic_dataclass
 class MinibatchPlan(struct.Struct):
-    """How the rows of a batch are cut.
+    """The split of a batch's rows.
 
     Attributes:
       rows: Rows of the batch.
       size: Rows of a minibatch.
       epochs: Passes over the batch.
       shuffle: A fresh permutation in every epoch, the first included.
-      remainder: For rows that do not fill a minibatch: "error"; "pad" (every row exactly once, the
-        last minibatch filled up with masked rows); "drop" (at most once, the left-over rows differ
-        by epoch when shuffled); "wrap" (at least once, the last one filled up from the start).
+      remainder: For rows that do not fill a minibatch: "error"; "pad" (every row exactly once,
+        masked rows fill the last minibatch); "drop" (at most once; with shuffling, other rows are
+        dropped in each epoch); "wrap" (at least once, rows from the start fill the last minibatch).
       steps_per_epoch: Minibatches of one epoch.
       padded: Whether the last minibatch has masked rows.
     """
@@ -48,7 +48,7 @@ class MinibatchPlan(struct.Struct):
         """Checks the sizes."""
         for field, (thing, remedy) in _COUNTS.items():
             count = checks.at_least(thing, getattr(self, field), 1, remedy=remedy)
-            object.__setattr__(self, field, count)  # one kind of number: plans are compared
+            object.__setattr__(self, field, count)  # a single number type, since plans are compared
         shuffle = checks.boolean("shuffle", self.shuffle)
         object.__setattr__(self, "shuffle", bool(shuffle))
         remedy = "Choose what happens to rows that do not fill a minibatch."
@@ -82,7 +82,7 @@ class MinibatchPlan(struct.Struct):
 
 
 def whole_number(value: Any) -> int | None:
-    """Returns a whole number of Python or NumPy as an int; None for anything else."""
+    """Returns a Python or NumPy integer as an int; None for other values."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return int(value)
     return None
@@ -96,10 +96,10 @@ def _nearest_divisors(rows: int, size: int) -> str:
 
 
 def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
-    """Lays out the rows of every minibatch of every epoch.
+    """Returns the row indices of every minibatch of every epoch.
 
     Args:
-      plan: The cut.
+      plan: The plan.
       key: int32 [2]; epoch e is permuted by `fold_in(key, e)`.
 
     Returns:
@@ -118,7 +118,7 @@ def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
             rows.write(epoch, _epoch_indices(plan, seeding.fold_in(key, epoch))),
         ),
         (tf.constant(0), rows),
-        # Named: TensorFlow numbers unnamed loops, and their names are in the collectives' keys.
+        # Named, since TensorFlow numbers unnamed loops, and collectives' keys contain the names.
         name="permutations",
     )
     return tf.reshape(rows.stack(), [plan.steps, plan.size])
@@ -136,13 +136,13 @@ def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
     elif used > plan.rows and plan.remainder == "pad":
         order = tf.concat([order, tf.fill([used - plan.rows], -1)], axis=0)
     elif used > plan.rows:
-        # A minibatch larger than the batch goes round more than once.
+        # A minibatch larger than the batch repeats it.
         order = tf.tile(order, [-(-used // plan.rows)])[:used]
     return tf.reshape(order, [plan.steps_per_epoch, plan.size])
 
 
 def _on_host(plan: MinibatchPlan, key: tf.Tensor) -> np.ndarray:
-    """`minibatch_indices` in NumPy, for batches whose number of rows changes from call to call."""
+    """`minibatch_indices` in NumPy, for changing numbers of rows."""
     used = plan.steps_per_epoch * plan.size
     epochs = []
     for epoch in range(plan.epochs):
@@ -157,11 +157,11 @@ def _on_host(plan: MinibatchPlan, key: tf.Tensor) -> np.ndarray:
 
 @struct.logic_dataclass
 class MultiPlan(struct.Struct):
-    """How the rows of several modules are cut into the same number of minibatches.
+    """The split of several modules' rows into the same number of minibatches.
 
     Attributes:
-      modules: `{module_id: MinibatchPlan}`, each with as many epochs as cover `steps`; of its
-        minibatches the first `steps` are taken.
+      modules: `{module_id: MinibatchPlan}`, each with enough epochs for `steps`; the first `steps`
+        minibatches are used.
       steps: Gradient steps.
     """
 
@@ -169,7 +169,7 @@ class MultiPlan(struct.Struct):
     steps: int
 
     def with_steps(self, steps: int) -> "MultiPlan":
-        """Returns the plan for another number of steps; what both have is the same."""
+        """Returns the plan for another number of steps; common steps are equal."""
         return MultiPlan(
             modules={
                 m: plan.replace(epochs=_epochs(plan, steps)) for m, plan in self.modules.items()
@@ -193,24 +193,23 @@ def plan_minibatches(
 ) -> MultiPlan:
     """Plans the gradient steps of an update.
 
-    There are as many as the module with the most minibatches has in `num_epochs` epochs; a module
-    with fewer goes on with further epochs, each a fresh permutation. `remainder` holds for the
-    modules with the most rows as it is. A module with fewer rows, whose number follows from the
-    episodes and is nobody's choice, takes "wrap" for "error" and "drop" where its rows do not
-    divide, so that each of them is seen.
+    The number of steps is that of the module with the most minibatches in `num_epochs` epochs;
+    other modules run more epochs, each a fresh permutation. `remainder` applies to the modules with
+    the most rows. For modules with fewer rows, "error" and "drop" become "wrap" if their rows do
+    not divide, since their number is not the user's choice and each row should be used.
 
     Args:
       rows: `{module_id: rows of its batch}`.
-      minibatch_size: Rows of a gradient step, for all modules or each; None (or no item) takes all
+      minibatch_size: Rows of a gradient step, one number or by module; None (or no item) for all
         rows of the module.
       num_epochs: Passes over the batch.
       shuffle: A fresh permutation in every epoch, the first included.
-      remainder: What happens to rows that do not fill a minibatch, see `MinibatchPlan`.
-      num_total_minibatches: Gradient steps, instead of those that follow from the epochs.
+      remainder: Treatment of rows that do not fill a minibatch, see `MinibatchPlan`.
+      num_total_minibatches: Number of gradient steps, instead of `num_epochs`.
 
     Raises:
-      UserError: For no module, a module without rows, sizes for other modules, and sizes that do
-        not divide, of all modules at once.
+      UserError: For no module, a module without rows, sizes for unknown modules, and sizes that do
+        not divide, for all modules at once.
     """
     if not rows:
         raise UserError(
@@ -235,12 +234,12 @@ def plan_minibatches(
                 rows=count,
                 size=sizes[module_id],
                 epochs=num_epochs,
-                # A minibatch of all rows is the same in any order.
+                # The order does not matter for a minibatch of all rows.
                 shuffle=shuffle and sizes[module_id] != count,
                 remainder=kind,
             )
         except UserError as error:
-            if error.thing in ("num_epochs", "remainder"):  # of no module
+            if error.thing in ("num_epochs", "remainder"):  # not of a module
                 raise
             wrong[module_id] = error
     if wrong:
@@ -267,12 +266,12 @@ def _sizes(rows: Mapping[str, int], size: int | Mapping[str, int | None] | None)
 def _of_fewer(rows: Any, size: Any, remainder: Remainder) -> Remainder:
     """The remainder policy of a module with fewer rows than another."""
     if not all(whole_number(n) and n > 0 for n in (rows, size)):
-        return remainder  # The plan refuses them.
+        return remainder  # The plan rejects them.
     return "wrap" if remainder in ("error", "drop") and rows % size else remainder
 
 
 def _all_wrong(wrong: Mapping[str, UserError], *, several: bool) -> UserError:
-    """One error for all modules that cannot be cut."""
+    """One error for all modules that cannot be split."""
     if not several:
         return next(iter(wrong.values()))
     if len(wrong) == 1:

@@ -1,4 +1,4 @@
-"""How the Learner trains one module: rates, clipping, sizes."""
+"""Settings of a module's training: rates, clipping, sizes."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def _refusing_other_arguments(cls: type[T]) -> type[T]:
-    """Lets a dataclass of settings name the nearest field where it is given an unknown one."""
+    """Makes a settings dataclass suggest the nearest field for an unknown one."""
     namespace: Any = cls
     init = namespace.__init__
 
@@ -43,7 +43,7 @@ def _refusing_other_arguments(cls: type[T]) -> type[T]:
 
 
 def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
-    """Raises a UserError that names all that are no fields."""
+    """Raises a UserError that lists all unknown fields."""
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -59,19 +59,19 @@ def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
 @_refusing_other_arguments
 @struct.logic_dataclass
 class ModuleConfig(struct.Struct):
-    """How the Learner trains one module.
+    """Settings of one module's training.
 
     Attributes:
       lr: A number, points `[[0, v0], [t1, v1], ...]`, or a schedule of `tfrl.ops.schedules`; the
         steps are env steps.
-      grad_clip: The largest gradient left, or None; applied after the sum over replicas.
+      grad_clip: The maximum gradient, or None; applied after the sum over replicas.
       grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
-      log_gradients: Whether the global norm of each optimizer's gradients, before clipping, is
-        among the metrics; it never decides what is trained.
-      minibatch_size: Rows of a gradient step of this module, or None for what the call says.
+      log_gradients: Whether to report the global norm of each optimizer's gradients before
+        clipping; it does not affect training.
+      minibatch_size: Rows of a gradient step of this module, or None for the call's argument.
       optimizer: "adam", "adamw", "rmsprop", "sgd" or "lion"; or one of
-        `tfrl.learning.optimizers`, or a Keras optimizer, of which each update gets a copy; or
-        `{update name: one of these}`, where an update without an item has Adam.
+        `tfrl.learning.optimizers`, or a Keras optimizer, copied for each update; or
+        `{update name: one of these}`, with Adam for missing updates.
       adam_epsilon: Epsilon of "adam" and "adamw".
     """
 
@@ -87,7 +87,7 @@ class ModuleConfig(struct.Struct):
         """Checks every field.
 
         Raises:
-          UserError: Naming the field, for a value that it cannot take.
+          UserError: For an invalid value, with the field's name.
         """
         for name in ("lr", "grad_clip", "minibatch_size", "adam_epsilon"):
             value = getattr(self, name)
@@ -112,7 +112,7 @@ class ModuleConfig(struct.Struct):
             raise _refuse("minibatch_size", expected, size, "None takes what the call says.")
 
     def make_optimizer(self, update_name: str) -> Any:
-        """Returns the optimizer of an update, a native one or a Keras optimizer that is unused."""
+        """Returns the optimizer of an update, a native one or an unused Keras optimizer."""
         chosen = self.optimizer
         if isinstance(chosen, Mapping):
             chosen = chosen.get(update_name, "adam")
@@ -124,7 +124,7 @@ class ModuleConfig(struct.Struct):
         return optimizer(epsilon=self.adam_epsilon) if issubclass(optimizer, Adam) else optimizer()
 
     def logic(self) -> dict[str, Any]:
-        """Returns what is equal for equal settings: Keras optimizers are so by their own."""
+        """Returns a key that is equal for equal settings, including Keras optimizers."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         chosen = self.optimizer
         if isinstance(chosen, Mapping):
@@ -137,11 +137,10 @@ class ModuleConfig(struct.Struct):
         """Returns these settings with some changed.
 
         Args:
-          overrides: `{name: value}` for the fields to change, a ModuleConfig to take as a whole,
-            or None for no change.
+          overrides: `{name: value}` of changed fields, a ModuleConfig to replace all, or None.
 
         Raises:
-          UserError: For names that are no fields, and for values that a field cannot take.
+          UserError: For unknown fields and invalid values.
         """
         if overrides is None:
             return self
@@ -175,7 +174,7 @@ def _positive(value: Any) -> bool:
 
 
 def _check_optimizer(chosen: Any) -> None:
-    """Refuses what is neither the name of an optimizer nor one."""
+    """Rejects a value that is neither an optimizer nor the name of one."""
     if isinstance(chosen, Optimizer) or keras.is_optimizer(chosen):
         return
     if chosen not in list(optimizers.BY_NAME):
@@ -186,7 +185,7 @@ def _check_optimizer(chosen: Any) -> None:
 
 
 def _check_rate(lr: Any) -> None:
-    """Refuses what is no schedule, and rates below 0 where a schedule names them."""
+    """Rejects values that are not schedules, and known rates below 0."""
     if not isinstance(lr, schedules.Schedule | list | tuple) and not _number(lr):
         expected = "a number of at least 0, points [[0, v0], [t1, v1], ...], or a schedule"
         raise _refuse("lr", expected, lr, "A schedule is one of tfrl.ops.schedules.")

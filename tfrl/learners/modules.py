@@ -1,4 +1,4 @@
-"""What a Learner trains: agents, and anything with parameters, a pure forward pass and a loss."""
+"""Modules of a Learner: agents, and objects with parameters, a pure forward pass and a loss."""
 
 import abc
 import functools
@@ -13,25 +13,25 @@ from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_name
 from tfrl.types import AgentState, Nest
 
-# What a loss returns: the scalar, or the scalar and `{name: scalar}`.
+# A loss's result: the scalar, or the scalar and `{name: scalar}`.
 LossResult = Any
 
 
 class Module(abc.ABC):
-    """Parameters, a pure forward pass and, if it is trained, a pure loss.
+    """Parameters, a pure forward pass and, for training, a pure loss.
 
-    A subclass defines `init_params`, `forward` and `loss`; one without `loss` is held and saved by
-    a Learner, and not trained. Best make it a `struct.logic_dataclass`. Everything else is what an
-    agent offers to the Learner, with the same defaults: override `init` for target networks or
-    other state, and the hooks to change it.
+    A subclass defines `init_params`, `forward` and `loss`; a Learner saves a module without `loss`
+    but does not train it. Preferably make it a `struct.logic_dataclass`. Other methods are those of
+    an agent, with the same defaults: override `init` for target networks or other state, and the
+    hooks to change it.
     """
 
-    # Whether the loss reads tf.Variables by itself, those of the learner, and not the values in
-    # `params`: code of others, such as the models of tasks.
+    # Whether the loss reads the learner's tf.Variables itself instead of the values in `params`,
+    # e.g. models of tasks.
     over_variables = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets hooks have their old names."""
+        """Supports the old names of hooks."""
         super().__init_subclass__(**kwargs)
         alias_old_hooks(cls)
 
@@ -57,12 +57,12 @@ class Module(abc.ABC):
         """
 
     def loss(self, params: dict[str, Any], batch: Nest, outputs: Any, key: tf.Tensor) -> LossResult:
-        """Computes the loss of a batch; pure, and to be overridden by modules that are trained.
+        """Computes the loss of a batch; pure. Trained modules override it.
 
         Args:
           params: Values, for losses of the parameters themselves.
-          batch: What `forward` had; a bool leaf `mask` says which rows count.
-          outputs: What `forward` returned.
+          batch: The batch of `forward`; a bool leaf `mask` marks the valid rows.
+          outputs: The result of `forward`.
           key: int32 [2].
 
         Returns:
@@ -71,19 +71,19 @@ class Module(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def init(self, key: tf.Tensor) -> AgentState:
-        """Makes a fresh state: the parameters of `init_params` and nothing else."""
+        """Makes a fresh state with only the parameters of `init_params`."""
         return AgentState(params=_checked_params(type(self).__name__, self.init_params(key)))
 
     @property
     def has_loss(self) -> bool:
-        """Whether there is anything to train by."""
+        """Whether there is a loss."""
         return type(self).loss is not Module.loss or isinstance(self, SelfSupervisedLossAPI)
 
     @functools.cached_property
     def groups(self) -> tuple[str, ...]:
-        """The parameter groups that are trained; those that `init` gives floats for.
+        """The trained parameter groups: those with floats in `init`.
 
-        Override it to freeze groups, or to save the one call of `init` that finds them.
+        Override it to freeze groups, or to avoid the call of `init` that finds them.
         """
         with tf.init_scope():
             params = self.init(seeding.key(0)).params
@@ -108,13 +108,13 @@ class Module(abc.ABC):
             loss = self.loss(params, batch, outputs, keys["loss"])
         return scalar_loss(type(self).__name__, loss)
 
-    # The hooks of an agent, with the same defaults; the Learner knows by `should_stop` being this
-    # one that there is nothing to wait for.
+    # The hooks of an agent, with the same defaults; an overridden `should_stop` tells the Learner
+    # to check it.
     should_stop: Callable[..., tf.Tensor | None] = Agent.should_stop
 
     @property
     def may_stop(self) -> bool:
-        """Whether `should_stop` may ever say yes; without it nothing is carried for that."""
+        """Whether `should_stop` may ever return True; if not, an update carries no flag."""
         return type(self).should_stop is not Agent.should_stop
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
@@ -126,7 +126,7 @@ class Module(abc.ABC):
         return state
 
     def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
-        """Whether `after_update` is called this time, see `Agent.after_update_due`."""
+        """Whether to call `after_update` this time, see `Agent.after_update_due`."""
         return None
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
@@ -136,7 +136,7 @@ class Module(abc.ABC):
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
-        """Returns a minibatch as the loss takes it, see `Agent.prepare_minibatch`."""
+        """Returns a minibatch in the loss's form, see `Agent.prepare_minibatch`."""
         return batch
 
 
@@ -161,10 +161,10 @@ def _checked_params(name: str, params: Any) -> dict[str, Any]:
 
 
 def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns (loss, metrics) of what a user's loss returned.
+    """Returns (loss, metrics) from the result of a user's loss.
 
     Raises:
-      UserError: When it is not a scalar of floats, or a scalar and a dict.
+      UserError: Unless it is a float scalar, or a scalar and a dict.
     """
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not tf.is_tensor(loss) or loss.shape.rank != 0 or not loss.dtype.is_floating:
@@ -188,9 +188,9 @@ def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]
 
 @struct.logic_dataclass
 class DuckModule(Module):
-    """An object of another kind with `init` and `forward`, and perhaps `loss`, as a Module.
+    """Wraps an object with `init` and `forward`, and optionally `loss`, as a Module.
 
-    Attributes other than those of a Module are those of the object.
+    Other attributes are forwarded to the object.
 
     Attributes:
       module: The object. `init(key)` returns `{group: nest}` or an AgentState.
@@ -199,7 +199,7 @@ class DuckModule(Module):
     module: Any
 
     def __post_init__(self) -> None:
-        """Shows the object's methods: from Python 3.12 on `isinstance` of an API looks for them."""
+        """Exposes the object's methods: `isinstance` of an API needs them from Python 3.12."""
         for name in dir(self.module):
             if not name.startswith("_") and not hasattr(type(self), name):
                 method = getattr(self.module, name, None)
@@ -277,7 +277,7 @@ class DuckModule(Module):
 
 @struct.logic_dataclass
 class LossByLearner(DuckModule):
-    """A module without a loss of its own, trained by the one that its Learner computes."""
+    """A module without a loss, trained by the loss that its Learner computes."""
 
     @property
     def groups(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -296,23 +296,23 @@ class LossByLearner(DuckModule):
         return self.module.forward(params, batch, key)
 
 
-# As the Learner holds a module.
+# The Learner's form of a module.
 LearnerModule = Agent | Module
 
 
 def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> LearnerModule:
-    """Returns an object as the Learner holds it: with `init`, `updates` and the hooks.
+    """Returns an object in the Learner's form, with `init`, `updates` and the hooks.
 
     Args:
-      obj: An Agent or a Module, which are returned as they are, or an object with `init(key)` and
-        `forward(params, batch, key)`, and `loss(params, batch, outputs, key)` to be trained.
+      obj: An Agent or a Module, returned unchanged, or an object with `init(key)`,
+        `forward(params, batch, key)` and, for training, `loss(params, batch, outputs, key)`.
       module_id: Its id, for messages.
-      loss_by_learner: Whether the Learner computes losses itself, so that a module without one is
-        trained too.
+      loss_by_learner: Whether the Learner computes losses itself, so that modules without a loss
+        are trained too.
 
     Raises:
-      UserError: For a Keras model without its adapter, a class in place of an object, and an object
-        that lacks methods, naming them.
+      UserError: For a Keras model without adapter, a class instead of an object, or an object with
+        missing methods, which it lists.
     """
     if isinstance(obj, Module) and loss_by_learner and not obj.has_loss:
         return obj if isinstance(obj, LossByLearner) else LossByLearner(module=obj)
@@ -339,7 +339,7 @@ def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> Lea
 
 
 def check_module_id(module_id: Any) -> None:
-    """Checks a module's id, which names folders of checkpoints too.
+    """Checks a module's id, which is also a folder name in checkpoints.
 
     Raises:
       UserError: Saying which rule is broken.
@@ -354,7 +354,7 @@ def check_module_id(module_id: Any) -> None:
     check_name("module id", module_id)
 
 
-# What an algorithm may ask of its modules.
+# Protocols that an algorithm may require of its modules.
 
 
 @runtime_checkable
@@ -370,12 +370,12 @@ class TargetNetworkAPI(Protocol):
     """A module that keeps target networks in `AgentState.target_params`."""
 
     def update_target(self, state: AgentState) -> AgentState:
-        """Returns the state with the target networks moved towards the parameters."""
+        """Returns the state with updated target networks."""
 
 
 @runtime_checkable
 class SelfSupervisedLossAPI(Protocol):
-    """A module that is trained by a loss of its own, whatever that of the algorithm."""
+    """A module that trains with its own loss instead of the algorithm's."""
 
     def compute_self_supervised_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
@@ -384,15 +384,15 @@ class SelfSupervisedLossAPI(Protocol):
 
 
 def missing_apis(module: Any, required: Iterable[type]) -> list[str]:
-    """Lists what a module lacks of some protocols.
+    """Lists the methods of protocols that a module lacks.
 
     Args:
       module: A module.
-      required: Protocol classes, such as `ValueFunctionAPI`, or any classes whose public methods
-        the module should have.
+      required: Protocol classes, such as `ValueFunctionAPI`, or any classes with the required
+        public methods.
 
     Returns:
-      "<protocol>: <method>" for each method that is missing; empty when none is.
+      "<protocol>: <method>" for each missing method.
     """
     return [
         f"{api.__name__}: {name}"
@@ -403,7 +403,7 @@ def missing_apis(module: Any, required: Iterable[type]) -> list[str]:
 
 
 def _methods(api: type) -> list[str]:
-    """The public methods of a protocol, those of its bases first."""
+    """The public methods of a protocol, bases first."""
     bases = [c for c in reversed(api.__mro__) if c not in (object, Protocol)]
     return list(
         dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Optimizers as the Learner holds them: over variables, with a scheduled learning rate."""
+"""The Learner's optimizers: over variables, with a scheduled learning rate."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -11,17 +11,17 @@ from tfrl.learners.keras_optimizer import KerasOptimizer
 from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
 from tfrl.ops import schedules
 
-# The owner of an optimizer that trains parameters of any modules.
+# The owner id of optimizers that span modules.
 ALL_MODULES = "__all_modules__"
-# The name of the optimizer of a module that has a single update without a name of its own.
+# The optimizer name of a module with a single unnamed update.
 DEFAULT_OPTIMIZER = "default_optimizer"
 
 
 def check_name(thing: str, name: Any) -> None:
-    """Checks a name that becomes the name of a folder.
+    """Checks a name that is also a folder name.
 
     Args:
-      thing: What is named, for the message.
+      thing: The named object, for the message.
       name: Not empty, without path characters, a trailing dot or space.
 
     Raises:
@@ -47,7 +47,7 @@ def check_name(thing: str, name: Any) -> None:
 
 
 def check_optimizer(thing: str, optimizer: Any) -> None:
-    """Refuses what is no optimizer, and a Keras one that was used or holds a schedule."""
+    """Rejects non-optimizers, and Keras optimizers that were used or have a schedule."""
     if isinstance(optimizer, Optimizer):
         return
     if not keras.is_optimizer(optimizer):
@@ -77,7 +77,7 @@ def check_optimizer(thing: str, optimizer: Any) -> None:
 
 
 def _check_not_nadam(thing: str, optimizer: Any) -> None:
-    """Refuses an optimizer of Keras that counts its steps in Python, so that a trace freezes it."""
+    """Rejects a Keras optimizer that counts steps in Python, which a trace would freeze."""
     if keras.counts_in_python(optimizer):
         raise UserError(
             thing,
@@ -88,7 +88,7 @@ def _check_not_nadam(thing: str, optimizer: Any) -> None:
 
 
 def check_params(thing: str, params: Sequence[Any]) -> None:
-    """Refuses what is no variable or not trainable, the same one twice, and none at all."""
+    """Rejects non-variables, untrainable variables, duplicates, and an empty list."""
     wrong = [
         f"{type(p).__name__} (number {i})" for i, p in enumerate(params) if not _is_variable(p)
     ]
@@ -117,17 +117,17 @@ def _is_variable(param: Any) -> bool:
 
 
 def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
-    """Keras' `legacy.Adam` with the epsilon of the PPO baselines; for code that wants Keras' own.
+    """Keras' `legacy.Adam` with the epsilon of the PPO baselines, for code that needs Keras.
 
-    The library's default is `tfrl.learning.optimizers.Adam`, which takes the same steps to the bit.
+    The library's default is `tfrl.learning.optimizers.Adam`, whose steps are bitwise equal.
     """
     return keras.legacy_adam(learning_rate, epsilon)
 
 
 class OptimizerEntry:
-    """An optimizer, the variables that it trains, and the schedule of its learning rate.
+    """An optimizer, its variables, and its learning rate schedule.
 
-    The variables are those of the construction: none can be added. Some may leave, see `drop`.
+    Variables are fixed at construction and can only be removed, see `drop`.
     """
 
     def __init__(
@@ -142,18 +142,18 @@ class OptimizerEntry:
         """Builds the optimizer's slots for `params`; under a strategy, in its scope.
 
         Args:
-          optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy, that
-            has not been used before.
-          params: The variables, at least one, which no other optimizer may have.
-          learning_rate: A number, a schedule over env steps, or None for a Keras optimizer's own,
-            and 3e-4 for others.
-          prefix: What `variables` leaves out at the start of the parameters' names, such as
-            "policy_1/": the state of one module's optimizer then has the paths of another's.
-          thing: What error messages call it.
+          optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy, not
+            used before.
+          params: At least one variable; without another optimizer.
+          learning_rate: A number, a schedule over env steps, or None for a Keras optimizer's own
+            rate, else 3e-4.
+          prefix: Prefix removed from parameter names in `variables`, such as "policy_1/", so that
+            the optimizer states of equal modules have equal paths.
+          thing: Its name in error messages.
 
         Raises:
-          UserError: For what is no optimizer or was built before, for a schedule of Keras
-            inside it, and for parameters that are no variables, not trainable or given twice.
+          UserError: For a non-optimizer, one built before or with a Keras schedule, and for
+            parameters that are not variables, not trainable or duplicates.
         """
         check_optimizer(thing, optimizer)
         check_params(thing, params)
@@ -165,18 +165,18 @@ class OptimizerEntry:
         self.schedule: Callable[[tf.Tensor], tf.Tensor] | None = None
         if schedule is not None:
             self.learning_rate.assign(schedule(tf.constant(0, tf.int64)))
-            # A fixed rate is set once, so that one changed by hand stays changed.
+            # A fixed rate is set once, so that manual changes persist.
             if not isinstance(schedule, schedules.ConstantSchedule):
                 self.schedule = schedule
 
     @property
     def optimizer(self) -> Any:
-        """What holds `learning_rate` and `iterations`: a `BoundOptimizer`, or Keras' own."""
+        """The `BoundOptimizer` or Keras optimizer, with `learning_rate` and `iterations`."""
         bound = self._bound
         return bound.optimizer if isinstance(bound, KerasOptimizer) else bound
 
     def logic(self) -> Any:
-        """Returns what its steps depend on beside the values of variables."""
+        """Returns everything except variables that its steps depend on."""
         return self._bound, self.schedule
 
     @property
@@ -195,11 +195,10 @@ class OptimizerEntry:
             self.learning_rate.assign(self.schedule(timesteps))
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
-        """Takes one step with gradients as they are: no sum over replicas is made here.
+        """Takes one step with unmodified gradients, without a sum over replicas.
 
-        All variables of one step belong into one call, since every call counts as a step of the
-        optimizer. Under a strategy it must be called in replica context, with the same gradients on
-        every replica.
+        Pass all variables of a step in one call, since every call counts as a step. Under a
+        strategy, call it in replica context with the same gradients on every replica.
 
         Args:
           gradients: Tensors of the shapes of `variables`.
@@ -227,19 +226,19 @@ class OptimizerEntry:
         values: Sequence[tf.Tensor],
         slots: Mapping[str, tf.Tensor],
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns what `apply` would change, and changes nothing.
+        """Returns the result of `apply` without changing variables.
 
         Args:
           gradients: Tensors of the shapes of `variables`.
-          variables: Some or all of `params`: which parameters are meant.
-          values: What they are.
-          slots: What `variables()` would be, tensors.
+          variables: Some or all of `params`, to identify the parameters.
+          values: Their values.
+          slots: Values of `variables()`, tensors.
 
         Returns:
           The values and slots after the step.
 
         Raises:
-          UserError: For a Keras optimizer, which changes variables of its own.
+          UserError: For a Keras optimizer, which changes its own variables.
         """
         if isinstance(self._bound, KerasOptimizer):
             raise UserError(
@@ -266,15 +265,14 @@ class OptimizerEntry:
         return {**self.own_variables(), **{path: s.variable for path, s in self.slots().items()}}
 
     def own_variables(self) -> dict[str, tf.Variable]:
-        """Returns those of `variables` that belong to no parameter."""
+        """Returns the `variables` that are not slots."""
         return self._bound.own_variables()
 
     def slots(self) -> dict[str, Slot]:
-        """Returns what the optimizer keeps for each of `params`: "m/<parameter>" and its like.
+        """Returns the slots of `params`, such as "m/<parameter>".
 
-        Parameters of the same name are told apart by "#1", "#2", ...: the state of an optimizer
-        then survives another order of registration and the removal of a module, and an error can
-        say which slot of which parameter does not fit.
+        Equal parameter names get suffixes "#1", "#2", .... So an optimizer's state survives another
+        order of registration and the removal of a module, and errors can name slot and parameter.
         """
         kept = {p.ref() for p in self._params}
         names = [p.name.rsplit(":", 1)[0].removeprefix(self._prefix) for p in self._built_for]
@@ -285,18 +283,18 @@ class OptimizerEntry:
         return {path: s for path, s in sorted(by_name.items()) if s.param.ref() in kept}
 
     def drop(self, variables: Collection[tf.Variable]) -> None:
-        """Trains some variables no more; the slots of the others stay as they are, to the bit."""
+        """Stops training some variables; the slots of the others do not change."""
         gone = {v.ref() for v in variables}
         self._params = tuple(p for p in self._params if p.ref() not in gone)
 
     def over(
         self, mirror: Mapping[Any, tf.Variable], own: Mapping[str, tf.Variable]
     ) -> "OptimizerEntry":
-        """Returns the same optimizer over other variables that exist.
+        """Returns the same optimizer over other existing variables.
 
         Args:
           mirror: The other variable for each parameter's `ref()`.
-          own: Its variables, as `variables` gives these.
+          own: Its variables, as from `variables`.
         """
         other = object.__new__(OptimizerEntry)
         other.__dict__.update(self.__dict__)
@@ -313,8 +311,8 @@ class OptimizerEntry:
     def copy(self, params: Sequence[tf.Variable]) -> "OptimizerEntry":
         """Returns a fresh optimizer of the same settings and schedule over other variables.
 
-        Its slots are empty and its rate is that of the settings: assign the values of
-        `variables()` to go on from the same point.
+        Slots and rate are initial: assign the values of `variables()` to continue from the same
+        point.
         """
         other = OptimizerEntry(self._bound.unbound(), params, prefix=self._prefix)
         other.schedule = self.schedule
@@ -360,7 +358,7 @@ class OptimizerRegistry:
                 remedy="Choose another name.",
             )
         owners = {v.ref(): owner for owner, entry in self._entries.items() for v in entry.params}
-        # Others than variables have no ref; the entry refuses them.
+        # Non-variables have no ref; the entry rejects them.
         variables = [p for p in params if isinstance(p, tf.Variable)]
         twice = [f"{p.name} (in {owners[p.ref()]})" for p in variables if p.ref() in owners]
         if twice:
@@ -397,13 +395,13 @@ class OptimizerRegistry:
         return any(p.ref() == param.ref() for entry in self._entries.values() for p in entry.params)
 
     def view(self) -> "OptimizerRegistry":
-        """Returns a registry of the same entries, to which others can be added apart."""
+        """Returns a registry with the same entries, to which others can be added separately."""
         other = OptimizerRegistry()
         other._entries = dict(self._entries)
         return other
 
     def of_module(self, module_id: str) -> list[tuple[str, OptimizerEntry]]:
-        """Returns `[(optimizer_name, entry), ...]` of a module (or ALL_MODULES), likewise."""
+        """Returns `[(optimizer_name, entry), ...]` of a module (or ALL_MODULES), in order."""
         return [(name, e) for (owner, name), e in self._entries.items() if owner == module_id]
 
     def entry(self, module_id: str, optimizer_name: str | None = None) -> OptimizerEntry:
@@ -412,10 +410,10 @@ class OptimizerRegistry:
         Args:
           module_id: The module, or ALL_MODULES.
           optimizer_name: Its name within the module, or "<module_id>_<name>". DEFAULT_OPTIMIZER is
-            also the first of a module. None where the module has a single one.
+            also a module's first. None if the module has only one.
 
         Raises:
-          UserError: When there is none of that name, or several without a name; a KeyError too.
+          UserError: If there is none of that name, or several without a name; also a KeyError.
         """
         entries = dict(self.of_module(module_id))
         if optimizer_name is None and len(entries) == 1:
@@ -440,12 +438,12 @@ class OptimizerRegistry:
         return self.entry(module_id, optimizer_name).optimizer
 
     def remove_module(self, module_id: str, params: Collection[tf.Variable] = ()) -> None:
-        """Forgets the optimizers of a module; those of others stay as they are, to the bit.
+        """Removes the optimizers of a module; the others do not change.
 
         Args:
-          module_id: The module that goes.
-          params: Its variables that no other module has; they leave the optimizers of
-            ALL_MODULES too, and one of these without any left goes.
+          module_id: The removed module.
+          params: Its variables that no other module shares; also removed from the optimizers of
+            ALL_MODULES, as are optimizers without any left.
         """
         for name in [n for n in self._entries if n[0] == module_id]:
             del self._entries[name]
@@ -455,13 +453,13 @@ class OptimizerRegistry:
                 del self._entries[(ALL_MODULES, optimizer_name)]
 
     def check_coverage(self, trained: Mapping[str, tf.Variable]) -> None:
-        """Checks that some optimizer, of any owner, has every parameter that is trained.
+        """Checks that every trained parameter has an optimizer.
 
         Args:
           trained: `{path: variable}`.
 
         Raises:
-          UserError: Naming every path without an optimizer.
+          UserError: Lists every path without an optimizer.
         """
         covered = {p.ref() for entry in self._entries.values() for p in entry.params}
         missing = [path for path, v in trained.items() if v.ref() not in covered]
@@ -485,7 +483,7 @@ class OptimizerRegistry:
     def over(
         self, mirror: Mapping[Any, tf.Variable], opt_state: Mapping[str, Any]
     ) -> "OptimizerRegistry":
-        """Returns the same optimizers over other variables that exist.
+        """Returns the same optimizers over other existing variables.
 
         Args:
           mirror: The other variable for each parameter's `ref()`.

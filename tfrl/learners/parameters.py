@@ -1,4 +1,4 @@
-"""Parameters of the modules of a Learner: as variables, as one list of values, shared ones once."""
+"""Parameters of a Learner's modules: as variables and as one list of values without duplicates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfrl.types import AgentState
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
-# {variable.ref(): tensor}; gradients travel under the names of their variables.
+# {variable.ref(): tensor}; gradients are keyed by their variables.
 ParamDict = dict[Any, tf.Tensor]
 
 
 class ParameterTable:
-    """Reads the states of modules into values and puts values back into states.
+    """Converts the states of modules to values and back.
 
-    A variable that two modules share is one value in both, so that its gradient is that of the
-    sum of their losses.
+    A shared variable is one value in all modules, so its gradient is that of the sum of their
+    losses.
     """
 
     def __init__(self, states: Mapping[str, AgentState], unread: Collection[str] = ()):
@@ -31,7 +31,7 @@ class ParameterTable:
 
         Args:
           states: `{module_id: AgentState of tf.Variables}`.
-          unread: Modules whose losses read the variables by themselves: they stay variables.
+          unread: Modules whose losses read the variables themselves: they stay variables.
         """
         self._states = dict(states)
         self._unread = frozenset(unread)
@@ -49,7 +49,7 @@ class ParameterTable:
         return self._index[ref]
 
     def values(self, states: Mapping[str, AgentState]) -> list[tf.Tensor]:
-        """Reads every variable once, out of states of the same form."""
+        """Reads every variable once, from states of equal structure."""
         values: dict[int, tf.Tensor] = {}
         for module_id, places in self._places.items():
             for place, leaf in zip(places, tf.nest.flatten(states[module_id]), strict=True):
@@ -66,7 +66,7 @@ class ParameterTable:
         }
 
     def trained(self, groups: Mapping[str, Iterable[str]]) -> list[int]:
-        """Returns the places of what the groups `{module_id: group names}` train, each once."""
+        """Returns the unique indices of the parameters in groups `{module_id: group names}`."""
         places: dict[int, None] = {}
         for module_id, names in groups.items():
             for variable in group_variables(module_id, self._states[module_id], tuple(names)):
@@ -75,13 +75,13 @@ class ParameterTable:
 
 
 class VariableForm:
-    """Stands for a variable in a learner that has none: its name and form.
+    """A placeholder for a variable in a learner without variables.
 
     Attributes:
-      name: The variable's.
-      shape: Likewise.
-      dtype: Likewise.
-      device: Likewise.
+      name: The variable's name.
+      shape: The variable's shape.
+      dtype: The variable's dtype.
+      device: The variable's device.
     """
 
     def __init__(self, variable: Any):
@@ -90,14 +90,14 @@ class VariableForm:
         self.device = variable.device
 
     def ref(self) -> VariableForm:
-        """Returns what it is found by, as a variable's `ref`."""
+        """Returns a key like a variable's `ref`."""
         return self
 
 
 def group_variables(
     module_id: str, state: AgentState, groups: tuple[str, ...]
 ) -> list[tf.Variable]:
-    """Returns the variables of parameter groups that gradients train.
+    """Returns the trained variables of parameter groups.
 
     Raises:
       UserError: For a group that the module does not have.
@@ -120,8 +120,8 @@ def make_variables(
 
     Args:
       state: Values.
-      prefix: What the names begin with.
-      shared: `{path: tf.Variable}` to take instead of a new one.
+      prefix: Prefix of the names.
+      shared: `{path: tf.Variable}` to use instead of new ones.
     """
     shared = shared or {}
     variables = [
@@ -139,7 +139,7 @@ def make_variables(
 
 
 def make_counter(name: str, value: Any = 0) -> tf.Variable:
-    """Makes a variable of integers, int64 unless they have a dtype, that no gradient trains."""
+    """Makes an untrainable integer variable, int64 unless the value has a dtype."""
     return tf.Variable(
         value,
         dtype=getattr(value, "dtype", tf.int64),
@@ -150,13 +150,13 @@ def make_counter(name: str, value: Any = 0) -> tf.Variable:
 
 
 def parameter_counts(learner: Learner, module_ids: Collection[str]) -> dict[str, int]:
-    """Returns how many numbers are trained, and how many other parameters there are.
+    """Returns the numbers of trained and of other parameters.
 
-    Those of a module that trains by itself (`ExternalUpdate`) all count as trained.
+    All parameters of a module with external updates (`ExternalUpdate`) count as trained.
 
     Args:
       learner: A built `Learner`.
-      module_ids: Modules; parameters that they share count once.
+      module_ids: Modules; shared parameters count once.
     """
     trained: set[Any] = set()
     counts: dict[Any, int] = {}
@@ -195,7 +195,7 @@ def own_variables(learner: Learner, module_id: str) -> list[tf.Variable]:
 def shared_groups(
     shared: Mapping[str, Sequence[str]], modules: Mapping[str, Any]
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """Reads who borrows what from whom.
+    """Parses `shared`.
 
     Args:
       shared: `{"owner/group": ["borrower/group", ...]}`; owners come first in the order of modules.
@@ -205,7 +205,7 @@ def shared_groups(
       `{(borrower, group): (owner, group)}`.
 
     Raises:
-      UserError: For other names, and owners that come later.
+      UserError: For unknown names, and owners that come after borrowers.
     """
     order = list(modules)
     owners: dict[tuple[str, str], tuple[str, str]] = {}
@@ -226,7 +226,7 @@ def shared_groups(
 
 
 def check_groups(named: Mapping[str, tuple[AgentState, str]]) -> None:
-    """Checks that modules have the groups that they are to share.
+    """Checks that modules have the groups to share.
 
     Args:
       named: `{module_id: (state, group)}`.
@@ -247,7 +247,7 @@ def check_groups(named: Mapping[str, tuple[AgentState, str]]) -> None:
 def check_shared(
     module_id: str, shared: Mapping[str, tf.Variable], paths: Mapping[str, Any]
 ) -> None:
-    """Checks that a borrowed group has the very leaves of the borrower's own.
+    """Checks that a borrowed group has the same leaves as the borrower's own.
 
     Args:
       module_id: The borrower.

@@ -1,6 +1,6 @@
-"""What an update of a Learner trains, and how the rows are cut into minibatches.
+"""The plan of a Learner's update: trained modules, and the split into minibatches.
 
-All processes of a learner must enter the same compiled update: they agree on its number of steps.
+All processes of a learner must run the same compiled update, so they agree on its number of steps.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MinibatchSize = int | Mapping[str, int] | None
 
 
 def batches_to_train(learner: Learner, batch: Nest) -> dict[str, Nest]:
-    """`{module_id: rows}` of those modules that the update trains, in the learner's order."""
+    """`{module_id: rows}` of the trained modules, in the learner's order."""
     batches = batches_lib.by_module(batch, list(learner.modules))
-    # Processes add up their gradients in this order, whatever that of each batch.
+    # Processes sum their gradients in this order, independent of each batch's.
     return {
         m: batches_lib.whole_sequences(batches[m])
         for m in learner.modules
@@ -48,7 +48,7 @@ def batches_to_train(learner: Learner, batch: Nest) -> dict[str, Nest]:
 def plan_of_replica(
     learner: Learner, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
 ) -> MultiPlan:
-    """The plan of each replica for rows of its own; traced."""
+    """The plan of each replica for its own rows; traced."""
     rows = {
         m: batches_lib.num_rows(learner.replicas.per_replica(b)[0], m) for m, b in batches.items()
     }
@@ -59,7 +59,7 @@ def plan_of_replica(
 def plan_of_process(
     learner: Learner, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
 ) -> MultiPlan | None:
-    """The plan of this process for rows that its replicas divide; None for nothing to train.
+    """The plan of this process for rows divided among its replicas; None if nothing is trained.
 
     All processes take the same number of steps, and must train the same modules.
     """
@@ -81,7 +81,7 @@ def plan_of_process(
 def _sizes(
     learner: Learner, batches: Mapping[str, Nest], asked: MinibatchSize
 ) -> dict[str, int | None]:
-    """The asked minibatch size of each module, over all replicas."""
+    """The requested minibatch size of each module, over all replicas."""
     if isinstance(asked, Mapping):
         unknown = sorted(set(asked) - set(learner.modules))
         if unknown:
@@ -95,7 +95,7 @@ def _sizes(
     else:
         own = {m: learner.configs[m].minibatch_size for m in batches}
         sizes = own if asked is None else dict.fromkeys(batches, asked)
-    # What is no whole number the plan refuses.
+    # The plan rejects non-integers.
     return {m: s if whole_number(s) is None else whole_number(s) for m, s in sizes.items()}
 
 
@@ -113,7 +113,7 @@ def _plan(
 ) -> MultiPlan:
     """The plan of the arguments of an update.
 
-    "All rows" is what so many replicas can divide, where `remainder` allows.
+    "All rows" is rounded to a multiple of the replicas, if `remainder` allows.
     """
     remainder = remainder or learner.remainder
     sizes = {
@@ -130,7 +130,7 @@ def _plan(
 
 
 def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None]:
-    """Sizes for one of so many parts; what does not divide is an error."""
+    """Sizes for one of `parts` parts; an error if they do not divide."""
     for m, size in sizes.items():
         if isinstance(size, int):
             check_divides(size, parts, m)
@@ -138,7 +138,7 @@ def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None
 
 
 def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> int:
-    """Returns the size of a minibatch of all rows that so many replicas can divide."""
+    """Returns the size of a minibatch of all rows that `parts` replicas can divide."""
     if rows % parts == 0:
         return rows
     if remainder in ("pad", "wrap"):
@@ -154,7 +154,7 @@ def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> in
 
 
 def check_divides(size: int, parts: int, module_id: str) -> None:
-    """Raises a UserError unless a minibatch's rows can be divided among so many replicas."""
+    """Raises a UserError unless `parts` divides a minibatch's rows."""
     if size % parts:
         near = [n for n in (size // parts * parts, -(-size // parts) * parts) if n]
         raise UserError(
@@ -166,7 +166,7 @@ def check_divides(size: int, parts: int, module_id: str) -> None:
 
 
 def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
-    """`{module_id: int32 [steps, size]}`, the same bits traced and eagerly."""
+    """`{module_id: int32 [steps, size]}`, equal traced and eagerly."""
     several = len(plan.modules) > 1
     indices = {}
     for m, one in plan.modules.items():
@@ -178,12 +178,12 @@ def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
 def as_minibatches(
     plan: MultiPlan, indices: dict[str, tf.Tensor], parts: int = 1
 ) -> MinibatchIndices:
-    """Returns which rows make which minibatch, for the indices of a plan.
+    """Returns the minibatches for the indices of a plan.
 
     Args:
       plan: The plan.
       indices: Of each replica.
-      parts: How many replicas divide each minibatch of the plan.
+      parts: Number of replicas that divide each minibatch.
     """
     return MinibatchIndices(
         indices=indices,
@@ -194,7 +194,7 @@ def as_minibatches(
 
 
 def rows_of_step(learner: Learner, plan: MultiPlan) -> dict[str, float]:
-    """Returns `{module_id: rows of a gradient step, of all processes}`; of padded ones the mean."""
+    """Returns `{module_id: rows of a gradient step, over all processes}`; if padded, the mean."""
     workers = learner.replicas.num_workers
     return {
         m: workers * (p.rows / p.steps_per_epoch if p.padded else p.size)
@@ -222,18 +222,18 @@ def shared_out(learner: Learner, indices: dict[str, tf.Tensor]) -> dict[str, tf.
 
 
 def agreed_steps(replicas: Replicas, module_ids: Collection[str], steps: int) -> int:
-    """Returns the number of gradient steps that all processes take: the largest of any.
+    """Returns the number of gradient steps for all processes: the maximum.
 
-    Every process must call it for every update, also where it has nothing to train.
+    Every process must call it for every update, even if it trains nothing.
 
     Args:
-      replicas: The `Replicas` of the learner; one process agrees with itself at no cost.
+      replicas: The learner's `Replicas`; free with one process.
       module_ids: The modules that this process would train.
-      steps: The gradient steps that its own rows make, 0 without any.
+      steps: The gradient steps for its own rows, or 0.
 
     Raises:
-      UserError: In every process, when they would train different modules: the sums over replicas
-        would never match.
+      UserError: In every process, if they would train different modules, since their collectives
+        would not match.
     """
     if replicas.num_workers == 1:
         return steps
@@ -241,14 +241,14 @@ def agreed_steps(replicas: Replicas, module_ids: Collection[str], steps: int) ->
     code = zlib.crc32(ids) & 0x7FFFFFFF  # an int32, which every device can sum
     reports = _of_workers(replicas, np.array([code, len(ids), steps], np.int32))
     if (reports[:, :2] != reports[0, :2]).any():
-        # Only now the names themselves: all processes know how long the longest list is.
+        # Now the names themselves, since all processes know the maximum length.
         padded = np.frombuffer(ids.ljust(int(reports[:, 1].max())), np.uint8).astype(np.int32)
         raise _different([bytes(row.astype(np.uint8)) for row in _of_workers(replicas, padded)])
     return int(reports[:, 2].max())
 
 
 def _of_workers(replicas: Replicas, row: np.ndarray) -> np.ndarray:
-    """`[W, n]`: what every process says, in their order."""
+    """`[W, n]`: the rows of all processes, in order."""
     return replicas.all_gather(tf.constant(row)).numpy()[:: replicas.num_local]
 
 
@@ -265,7 +265,7 @@ def _different(lists: list[bytes]) -> UserError:
 
 
 def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
-    """Returns the env steps that an update is told, an int64 scalar."""
+    """Returns the env steps of an update, an int64 scalar."""
     if isinstance(timesteps, Mapping):
         theirs = NUM_ENV_STEPS_SAMPLED_LIFETIME
         if theirs not in timesteps and set(timesteps) != {"env_steps"}:

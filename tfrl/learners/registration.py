@@ -1,4 +1,4 @@
-"""What a Learner is told of modules, settings and optimizers: checked, and in one form."""
+"""Checks and normalises a Learner's modules, settings and optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_update_names(learner: Learner, module_id: str, config: ModuleConfig) -> None:
-    """Refuses an optimizer for an update that no module has: it would be lost."""
+    """Rejects an optimizer for an unknown update, which would be ignored."""
     named = config.optimizer if isinstance(config.optimizer, Mapping) else {}
     # Several modules may share their settings.
     known = {u.name for module in learner.modules.values() for u in module.updates}
@@ -34,7 +34,7 @@ def check_update_names(learner: Learner, module_id: str, config: ModuleConfig) -
 
 
 def check_mine(learner: Learner, thing: str, module_id: str, params: Sequence[Any]) -> None:
-    """Refuses variables of other modules, or of none."""
+    """Rejects variables of other modules or of none."""
     owners = list(learner.module_states) if module_id == ALL_MODULES else [module_id]
     mine = {v.ref() for m in owners for v in tf.nest.flatten(learner.module_states[m].params)}
     foreign = [p.name for p in params if isinstance(p, tf.Variable) and p.ref() not in mine]
@@ -48,14 +48,14 @@ def check_mine(learner: Learner, thing: str, module_id: str, params: Sequence[An
 
 
 def check_trains(learner: Learner, thing: str, params: Sequence[Any]) -> None:
-    """Refuses parameters that no update trains: an optimizer would never take a step."""
+    """Rejects parameters that no update trains: their optimizer would never take a step."""
     inside: set[Any] = set()
     trained: set[Any] = set()
     for module_id, groups in trained_groups(learner).items():
         trained |= {
             v.ref() for v in group_variables(module_id, learner.module_states[module_id], groups)
         }
-        # Moving statistics are inside of a group that is trained, and change otherwise.
+        # Moving statistics are in a trained group but change without gradients.
         own = learner.module_states[module_id].params
         inside |= {v.ref() for g in groups for v in tf.nest.flatten(own[g])}
     variables = [p for p in params if isinstance(p, tf.Variable)]
@@ -72,7 +72,7 @@ def check_trains(learner: Learner, thing: str, params: Sequence[Any]) -> None:
 
 
 def trained_groups(learner: Learner) -> dict[str, tuple[str, ...]]:
-    """Returns `{module_id: parameter groups}` that some update trains."""
+    """Returns `{module_id: trained parameter groups}`."""
     return {
         m: tuple(dict.fromkeys(g for u in module.updates for g in u.groups))
         for m, module in learner.modules.items()
@@ -80,7 +80,7 @@ def trained_groups(learner: Learner) -> dict[str, tuple[str, ...]]:
 
 
 def check_coverage(learner: Learner) -> None:
-    """Each parameter that is trained has an optimizer."""
+    """Checks that each trained parameter has an optimizer."""
     trained: dict[str, tf.Variable] = {}
     for module_id, groups in trained_groups(learner).items():
         if not learner.rl_module_is_compatible(learner.modules[module_id]):
@@ -96,7 +96,7 @@ def check_coverage(learner: Learner) -> None:
 
 
 def check_rate(thing: str, rate: Any) -> None:
-    """Refuses the rates that `ModuleConfig` refuses."""
+    """Rejects the rates that `ModuleConfig` rejects."""
     if rate is None:
         return
     try:
@@ -111,7 +111,7 @@ def check_rate(thing: str, rate: Any) -> None:
 
 
 def settings_of(learner: Learner, owner: str) -> ModuleConfig:
-    """Returns the settings of the optimizers under an id, by which gradients are clipped."""
+    """Returns the settings of the optimizers under an id, for clipping."""
     if owner in learner.configs:
         return learner.configs[owner]
     trained = {p.ref() for *_, e in learner.optimizer_entries_of(owner) for p in e.params}
@@ -147,7 +147,7 @@ def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, Module
 
 
 def check_module(learner: Learner, module_id: str, module: Any) -> None:
-    """Refuses a module that lacks what this kind of learner needs."""
+    """Rejects a module that lacks this learner's required methods."""
     missing = missing_apis(module, learner.required_apis)
     if missing and module.updates:
         raise UserError(
@@ -162,9 +162,9 @@ def check_module(learner: Learner, module_id: str, module: Any) -> None:
 def modules_to_train(
     learner: Learner, chosen: ModulesToTrain | None, among: Collection[str] | None = None
 ) -> ModulesToTrain | None:
-    """Returns what `policies_to_train` becomes, checked; a generator is read once."""
+    """Returns `policies_to_train`, checked; a generator is read once."""
     if callable(chosen):
-        return chosen  # what it chooses is checked when it is asked
+        return chosen  # its results are checked when it is called
     if chosen is None:
         for module_id in learner.modules if among is None else among:
             check_module(learner, module_id, learner.modules[module_id])
@@ -188,7 +188,7 @@ def modules_to_train(
 
 
 def default_config(learner: Learner) -> ModuleConfig:
-    """Returns the settings of a new module: those that all modules share, or else the defaults."""
+    """Returns the settings of a new module: the common settings, or else the defaults."""
     configs = [c for m, c in learner.configs.items() if m != ALL_MODULES]
     same = configs and all(c == configs[0] for c in configs)
     return configs[0] if same else ModuleConfig()

@@ -1,4 +1,4 @@
-"""What updates report: named errors, ways to log, means over updates."""
+"""Reports of updates: errors, logging, means over updates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PER_UPDATE = (
     keys.NUM_ENV_STEPS_TRAINED,
     keys.DATASET_NUM_ITERS_TRAINED,
 )
-# What the logger keeps of the rows that were trained on.
+# The logger's metrics of trained rows.
 _KEPT = {
     keys.MODULE_TRAIN_BATCH_SIZE_MEAN: MetricSettings("ema", from_first=True).check(""),
     keys.NUM_MODULE_STEPS_TRAINED_LIFETIME: MetricSettings("lifetime_sum"),
@@ -39,11 +39,11 @@ _KEPT = {
 def raise_if_nonfinite(
     rows: Mapping[str, Mapping[str, float]] | Mapping[str, Any], where: str = ""
 ) -> None:
-    """Raises a UserError that names module and terms of the gradient steps that were left out.
+    """Raises a UserError that names module and terms of skipped gradient steps.
 
     Args:
       rows: `{module_id: metrics of an update}`.
-      where: What to add to the name of the loss.
+      where: Suffix of the loss's name.
     """
     wrong = {}
     for module_id, row in rows.items():
@@ -66,7 +66,7 @@ def raise_if_nonfinite(
 
 
 def logged_as(module_id: str, name: str) -> MetricSettings:
-    """How a metric of an update is logged: steps as sums, counters as they are last, else means."""
+    """Log settings of an update's metric: sums for steps, last values for counters, else means."""
     if reduction(name) == "sum" or name in _PER_UPDATE:
         return _SUM
     last = name.startswith("num_") or name.endswith("learning_rate")
@@ -76,7 +76,7 @@ def logged_as(module_id: str, name: str) -> MetricSettings:
 
 
 def mean_of(results: list[Results]) -> Results:
-    """Metrics of several updates: steps as sums, counters as they are last, else means."""
+    """Metrics of several updates: sums of steps, last values of counters, else means."""
     summer = MetricsLogger()
     for rows in results:
         log_rows(summer, rows)
@@ -84,7 +84,7 @@ def mean_of(results: list[Results]) -> Results:
 
 
 def log_rows(metrics: MetricsLogger, rows: Results, path: tuple[str, ...] = ()) -> None:
-    """Logs `{module_id: {name: value}}`, each as `logged_as` says."""
+    """Logs `{module_id: {name: value}}` with the settings of `logged_as`."""
     for name, value in rows.items():
         own = (*path, name)
         if isinstance(value, Mapping):
@@ -94,9 +94,9 @@ def log_rows(metrics: MetricsLogger, rows: Results, path: tuple[str, ...] = ()) 
 
 
 def put_logged(results: Results, logged: Mapping[tuple[str, ...], Any]) -> None:
-    """Puts what has been logged since the last update into the results of this one, reduced.
+    """Adds the reduced values logged since the last update to the results.
 
-    Without the speed of the training: equal learners have equal results.
+    Excludes throughput, so that equal learners have equal results.
     """
     for path, value in logged.items():
         if path[-1] != _SPEED:
@@ -104,7 +104,7 @@ def put_logged(results: Results, logged: Mapping[tuple[str, ...], Any]) -> None:
 
 
 def _log_trained_rows(learner: Learner, rows: Results, sizes: Mapping[str, float]) -> Results:
-    """Counts the rows that were trained on: what this update adds, by module."""
+    """Counts the trained rows of this update, by module."""
     results: Results = {ALL_MODULES: {}}
     counts = {m: round(rows[m]["gradient_steps"] * size) for m, size in sizes.items() if m in rows}
     for m, count in counts.items():
@@ -127,7 +127,7 @@ def _keep(learner: Learner, module_id: str, name: str, value: float) -> None:
 
 
 def count_batches(learner: Learner, results: Results, number: int) -> None:
-    """Counts the batches that an iterator gave."""
+    """Counts the batches of an iterator."""
     _keep(learner, ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED_LIFETIME, number)
     learner.metrics.log_with((ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED), _SUM, number)
     put_logged(results, learner.metrics.logged())
@@ -137,12 +137,12 @@ def count_batches(learner: Learner, results: Results, number: int) -> None:
 def report(
     learner: Learner, results: Results, skipped: int = 0, sizes: Mapping[str, float] | None = None
 ) -> Results:
-    """Returns metrics as floats, with parameter counts, what was logged, and what concerns all.
+    """Returns metrics as floats, with parameter counts, logged values, and metrics of all modules.
 
     Args:
       learner: The `Learner`.
-      results: What the compiled update returned.
-      skipped: How many gradient steps were left out.
+      results: The results of the compiled update.
+      skipped: Number of skipped gradient steps.
       sizes: `{module_id: rows of a gradient step over all replicas}`.
     """
     rows = {m: {k: float(_one(learner, v)) for k, v in row.items()} for m, row in results.items()}
@@ -184,7 +184,7 @@ def _one(learner: Learner, value: Any) -> Any:
 
 
 def _parameter_counts(learner: Learner) -> dict[str, dict[str, int]]:
-    """Those of every module and of all, counted once for a set of modules."""
+    """Parameter counts of every module and of all, cached per set of modules."""
     version, counts = learner._counted
     if version != learner.structure_version:
         ids = [*learner.modules, ALL_MODULES]

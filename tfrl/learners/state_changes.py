@@ -1,7 +1,7 @@
-"""What an update changes in the state of a Learner, beside the gradient steps themselves.
+"""Changes of a Learner's state in an update, other than gradient steps.
 
-The functions are traced. They take a state and return one: a new one where its leaves are tensors,
-the same one, changed in place, where they are the learner's variables.
+The functions are traced. They take a state and return one: a new state for tensors, the same state,
+changed in place, for the learner's variables.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def finished(
     due = module.after_update_due(struct.values(state.agent_state[module_id]), timesteps)
 
     def change(state: LearnerState) -> LearnerState:
-        # Read and written in the branch: values that pass through a `tf.cond` cost a graph
-        # several operations each, whether it is taken or not.
+        # Reads and writes are in the branch: values through a `tf.cond` cost several graph
+        # operations each, taken or not.
         return changed(learner, state, module_id, module.after_update, timesteps)
 
     return change(state) if due is None else leaves.cond(due, change, state)
@@ -65,7 +65,7 @@ def changed(
     hook: Callable[..., AgentState],
     arguments: Any,
 ) -> LearnerState:
-    """Returns the state with a module's in it as `hook(state, arguments)` makes it."""
+    """Returns the state with a module's state replaced by `hook(state, arguments)`."""
     before = struct.values(state.agent_state[module_id])
     after = hook(before, arguments)
     if after is before:
@@ -73,7 +73,7 @@ def changed(
     changes = differences(learner, module_id, before, after)
     if not leaves.in_place(state):
         return replaced(learner, state, {v.ref(): new for v, _, new in changes})
-    # One that two groups borrow changes once.
+    # A variable borrowed by two groups changes once.
     own = Counter(id(variable) for variable, _, _ in changes)
     for variable, old, new in changes:
         if own[id(variable)] == 1:
@@ -86,7 +86,7 @@ def changed(
 def differences(
     learner: Learner, module_id: str, before: AgentState, after: AgentState
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns (variable, old, new) for each leaf of a module that changed."""
+    """Returns (variable, old, new) for each changed leaf of a module."""
     triples = zip(
         tf.nest.flatten(learner.module_states[module_id]),
         tf.nest.flatten(before),
@@ -97,7 +97,7 @@ def differences(
 
 
 def stepped(learner: Learner, state: LearnerState, gradients_dict: ParamDict) -> LearnerState:
-    """Returns a state of tensors after `apply_gradients` of the gradients."""
+    """Returns a state of tensors after applying the gradients."""
     values = {
         variable.ref(): x
         for m, own in learner.module_states.items()
@@ -124,7 +124,7 @@ def stepped(learner: Learner, state: LearnerState, gradients_dict: ParamDict) ->
 def with_param_updates(
     learner: Learner, state: LearnerState, module_id: str, param_updates: dict[str, Any]
 ) -> LearnerState:
-    """Returns the state with `{group: nest}` where no gradient trains the module."""
+    """Returns the state with `{group: nest}` in the module's untrained leaves."""
     changes = {}
     for group, nest in param_updates.items():
         _, variables = networks.split_leaves(learner.module_states[module_id].params[group])
@@ -140,7 +140,7 @@ def with_param_updates(
 def replaced(
     learner: Learner, state: LearnerState, values: Mapping[Any, tf.Tensor]
 ) -> LearnerState:
-    """Returns a state of tensors with new values of variables, in every module that has them."""
+    """Returns a state of tensors with new values of variables, in every module with them."""
 
     def of_module(variables: AgentState, own: AgentState) -> AgentState:
         return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), variables, own)
@@ -153,16 +153,16 @@ def replaced(
 
 
 def assign(variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:
-    """Assigns `new` to a variable; in place where it is `old` and something besides.
+    """Assigns `new` to a variable; with one in-place operation if it is `old` plus a term.
 
-    In a graph of which it is known that XLA does not get it, `old + share * change` becomes one
-    operation on the variable, as for a target network that follows another: it is read and written
-    once, where an assignment takes a product, a sum and a copy's memory. The bits are the same.
+    In a graph without XLA, `old + share * change`, e.g. a target network update, becomes one
+    operation on the variable. It reads and writes once, while an assignment needs a product, a sum
+    and a copy. The bits are equal.
 
     Args:
-      variable: A variable, of a strategy too.
-      old: Its value, which nothing changes between its reading and this.
-      new: Of the same shape and dtype.
+      variable: A variable, possibly of a strategy.
+      old: Its value, unchanged since it was read.
+      new: The new value, of equal shape and dtype.
     """
     known = tf_private.is_resource_variable(variable) and not may_be_xla()
     parts = _share_and_change(old, new) if known else None
@@ -176,7 +176,7 @@ def assign(variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def _share_and_change(old: tf.Tensor, new: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
-    """The scalar and the other factor where `new` is `old + scalar * factor`."""
+    """The scalar and the factor if `new` is `old + scalar * factor`."""
     if not tf.is_symbolic_tensor(new) or not new.dtype.is_floating:
         return None
     if not old.shape.is_fully_defined():

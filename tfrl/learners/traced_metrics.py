@@ -1,7 +1,7 @@
-"""The way of values that losses and hooks log while an update is traced, out to its results.
+"""Passes values that losses and hooks log while traced to the update's results.
 
-A value of a loss or of a gradient hook travels as one more metric of a module's losses, under a
-name that says which one it is: an update in which nothing is logged has no operation for it.
+A logged value becomes an extra metric of a module's losses, with an index in its name, so an update
+without logging has no extra operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
 Rows = dict[str, dict[str, Any]]
-# The metrics that were logged, `{path: settings}`; their places are parts of names.
+# The logged metrics, `{path: settings}`; names contain their indices.
 Table = dict[Path, MetricSettings]
 _NAME = re.compile(r"(?:.*/)?logged#(\d+)$")
 
@@ -31,10 +31,10 @@ def as_rows(table: Table, logged: Sequence[Traced], module_ids: Collection[str])
     """Returns logged values as metrics of the modules that carry them.
 
     Args:
-      table: What has been logged; the paths of the values are added.
-      logged: What `MetricsLogger.tracing` collected.
-      module_ids: The modules of the step. A value whose path begins with none of them travels with
-        the first.
+      table: The logged metrics; the values' paths are added.
+      logged: The values collected by `MetricsLogger.tracing`.
+      module_ids: The modules of the step. The first module carries values whose path begins with
+        none of them.
     """
     by_path: dict[Path, list[tf.Tensor]] = {}
     for path, settings, value in logged:
@@ -49,7 +49,7 @@ def as_rows(table: Table, logged: Sequence[Traced], module_ids: Collection[str])
 
 
 def kind_of(settings: MetricSettings) -> str:
-    """Returns how the values of one update become one: "mean", "sum", "min", "max" or "last"."""
+    """Returns the reduction over an update: "mean", "sum", "min", "max" or "last"."""
     if settings.window == 1:
         return "last"
     kind = settings.reduce.removeprefix("lifetime_")
@@ -57,17 +57,17 @@ def kind_of(settings: MetricSettings) -> str:
 
 
 def kinds_of(table: Table, names: Collection[str]) -> list[str]:
-    """Returns the kind of each of a row's metrics; those of losses are means."""
+    """Returns the reduction of each of a row's metrics; "mean" for losses."""
     settings = list(table.values())
     numbers = [_NAME.match(name) for name in names]
     return [kind_of(settings[int(n[1])]) if n else "mean" for n in numbers]
 
 
 def extremes(table: Table, rows: Rows, gather: Callable[[Rows], Rows]) -> Rows:
-    """Returns those of a replica's metrics that are the least or greatest, of all replicas.
+    """Returns a replica's min and max metrics, reduced over all replicas.
 
     Args:
-      table: What has been logged.
+      table: The logged metrics.
       rows: Metrics of this replica.
       gather: Returns the values of all replicas, `[R]`.
     """
@@ -83,12 +83,12 @@ def extremes(table: Table, rows: Rows, gather: Callable[[Rows], Rows]) -> Rows:
 
 
 def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
-    """Returns the sums of a loop with those of one step, where some kinds are no sums.
+    """Adds one step's metrics to a loop's, by their reductions.
 
     Args:
-      sums: float32 `[2 or 3, slots]`: values, and how many there were.
+      sums: float32 `[2 or 3, slots]`: values and their counts.
       lines: The same of one step.
-      kinds: Of the first slots.
+      kinds: Reductions of the first slots.
     """
     total = sums + lines
     if not set(kinds) - {"mean", "sum"}:
@@ -104,7 +104,7 @@ def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
 
 
 def taken_out(table: Table, results: Rows) -> list[Traced]:
-    """Takes logged values out of the metrics of an update's steps."""
+    """Removes logged values from the metrics of an update's steps and returns them."""
     logged: dict[Path, list[tf.Tensor]] = {}
     paths = list(table)
     for row in results.values():
@@ -116,13 +116,13 @@ def taken_out(table: Table, results: Rows) -> list[Traced]:
 
 
 def put(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
-    """Puts logged values into the results of an update, and notes what they are.
+    """Adds logged values to the results of an update, and records their settings.
 
-    Those of a module are in its row, others under "__all_modules__"; the parts of a path are joined
-    by slashes.
+    A module's values are in its row, others under "__all_modules__"; path parts are joined by
+    slashes.
 
     Raises:
-      UserError: For a value that was computed within a branch or a loop of the graph.
+      UserError: For a value computed within a branch or a loop of the graph.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     notes = learner.traces.notes.setdefault("logged", {})
@@ -142,7 +142,7 @@ def put(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
 
 
 def log(learner: Learner, rows: Mapping[str, dict[str, Any]]) -> None:
-    """Moves what was logged while an update was traced from its results to the logger."""
+    """Moves values logged while tracing from an update's results to the logger."""
     notes = {} if learner._traces is None else learner._traces.notes
     for (module_id, name), (path, settings) in notes.get("logged", {}).items():
         if name in rows.get(module_id, {}):
@@ -150,7 +150,7 @@ def log(learner: Learner, rows: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _joined(kind: str, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """One number out of several that were logged under a name."""
+    """Reduces several values logged under one name to one number."""
     if len(values) == 1:
         return values[0]
     if kind == "last":

@@ -1,8 +1,8 @@
 """One train step: a gradient step of each module on a batch, on one or several replicas.
 
-For each position in the modules' lists of updates: losses and gradients (pure, of values), the
-sum over the replicas, postprocessing, the finite guard, and the step of each optimizer. Written
-for code outside the replicas, see `tfrl.distribute.replicas`.
+For each position in the modules' lists of updates: losses and gradients (pure, of values), the sum
+over the replicas, postprocessing, the finite guard, and the step of each optimizer. The code runs
+outside the replicas, see `tfrl.distribute.replicas`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
 Flags = dict[str, tf.Tensor]
-# State, rows of metrics, who has stopped, whose losses and gradients were finite.
+# State, metrics, stopped modules, modules with finite losses and gradients.
 Taken = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
-# Conditions, the owner of optimizers, its gradients, and what changes without one.
+# Conditions, the optimizers' owner, its gradients, and its updates without gradients.
 OwnerStep = tuple[list[tf.Tensor], str, ParamDict, Any]
 
 
 @struct.dataclass
 class Minibatch(struct.Struct):
-    """What the updates of one step take, on one replica.
+    """The input of one step's updates, on one replica.
 
     Attributes:
       rows: `{module_id: rows}`.
-      weights: `{module_id: scalar}`, this replica's share of the valid rows of all; None for one
-        replica.
+      weights: `{module_id: scalar}`, this replica's share of all valid rows; None for one replica.
       key: int32 [2], of this replica.
-      active: `{module_id: bool}` of the modules that may wait or have stopped while others that
-        share variables with them go on: whether their losses are differentiated.
+      active: `{module_id: bool}`, whether to differentiate the losses of modules that may wait or
+        have stopped while others with shared variables continue.
     """
 
     rows: dict[str, Nest]
@@ -59,10 +58,10 @@ class Minibatch(struct.Struct):
 
 @struct.dataclass
 class Computed(struct.Struct):
-    """What an update computed, the same on every replica.
+    """The results of an update, equal on every replica.
 
     Attributes:
-      gradients: Of the trained variables in the order of the table, postprocessed.
+      gradients: Postprocessed gradients of the trained variables, in the table's order.
       norms: Global norm of the gradients of each optimizer, before postprocessing.
       losses: `{module_id: scalar}`.
       metrics: `{module_id: {name: float32 scalar}}`.
@@ -80,16 +79,16 @@ class Computed(struct.Struct):
 
 @struct.dataclass
 class StepMetrics(struct.Struct):
-    """What one train step reports.
+    """Metrics of one train step.
 
     Attributes:
-      values: `{module_id: {name: float32 scalar}}`: "loss", "grad_norm" and what the losses report.
-        Where a module has several updates, their names come first: "critic/loss".
-      computed: `{module_id: {name: bool scalar}}` of the values whose update does not run in every
-        step: whether it ran in this one.
+      values: `{module_id: {name: float32 scalar}}`: "loss", "grad_norm" and the losses' metrics.
+        With several updates, their names are prefixes: "critic/loss".
+      computed: `{module_id: {name: bool scalar}}`, whether the update of a value ran in this step,
+        for updates that do not run in every step.
       finite: `{module_id: bool scalar}`, whether losses and gradients were finite.
       stopped: `{module_id: bool scalar}` of the modules that may stop early.
-      logged: The metrics among `values` that losses and hooks have logged, `traced_metrics.Table`.
+      logged: The metrics in `values` logged by losses and hooks, `traced_metrics.Table`.
     """
 
     values: dict[str, dict[str, tf.Tensor]]
@@ -108,28 +107,28 @@ def train_step(
     stopped: Flags | None = None,
     jit: bool = False,
 ) -> tuple[LearnerState, StepMetrics]:
-    """Takes one gradient step of each module on a batch: every update in the order of its list.
+    """Takes one gradient step of each module on a batch, with its updates in order.
 
-    Pure where the leaves of the state are tensors; where they are the learner's variables, these
-    are changed. `Learner.fit` is epochs and minibatches of train steps, with schedules, target
-    networks and hooks around them.
+    Pure if the leaves of the state are tensors; the learner's variables are changed in place.
+    `Learner.fit` runs train steps over epochs and minibatches, with schedules, target networks and
+    hooks.
 
     Args:
       learner: The modules, their optimizers, and the hooks of a gradient step.
-      state: Of the form of `learner.learner_state`.
-      batch: `{module_id: rows}` of the modules to train; under several replicas each holds its own
+      state: A state like `learner.learner_state`.
+      batch: `{module_id: rows}` of the modules to train; with several replicas, each has its own
         rows.
       key: int32 [2].
-      stopped: `{module_id: bool scalar}` of the modules that may stop early: those that take no
-        step; None for none.
-      jit: Whether losses and gradients are compiled by XLA on their own, for calls from a graph.
+      stopped: `{module_id: bool scalar}` of the modules that may stop early: True to take no step;
+        None for none.
+      jit: Whether XLA compiles losses and gradients separately, for calls from a graph.
 
     Returns:
       The state after the step, with `learner_steps` and `skipped_steps` counted; and its metrics.
 
     Raises:
-      UserError: For a state of tensors where a step is not pure: by Keras' optimizers, by a module
-        that trains itself, or by a subclass that overrides what changes variables.
+      UserError: For a state of tensors if a step is not pure: with Keras optimizers, a module that
+        trains itself, or a subclass that overrides hooks which change variables.
     """
     if not leaves.in_place(state):
         learner.check_pure()
@@ -152,15 +151,15 @@ def none_stopped(learner: Learner, module_ids: Iterable[str]) -> Flags:
 
 
 class _TrainStep:
-    """Takes gradient steps for some modules of a learner; made where the update is traced."""
+    """Takes gradient steps for some modules of a learner; created while tracing."""
 
     def __init__(self, learner: Learner, module_ids: list[str], *, jit: bool = False):
-        """Lists what is trained.
+        """Lists the trained variables.
 
         Args:
           learner: The `Learner` whose hooks run.
           module_ids: The modules to train.
-          jit: Whether losses and gradients are compiled by XLA on their own.
+          jit: Whether XLA compiles losses and gradients separately.
         """
         self._learner = learner
         self._replicas = learner.replicas
@@ -168,7 +167,7 @@ class _TrainStep:
         unread = [m for m, x in self._modules.items() if getattr(x, "over_variables", False)]
         self._table = ParameterTable({m: learner.module_state(m) for m in module_ids}, unread)
         self._jit = jit
-        # What losses and hooks have logged, found while they are traced.
+        # Metrics logged by losses and hooks, found while tracing.
         self.logged: traced_metrics.Table = {}
         self._cores: dict[int, Callable[..., Any]] = {}
 
@@ -183,7 +182,7 @@ class _TrainStep:
     # On the replicas.
 
     def prepare(self, state: LearnerState, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
-        """Makes the minibatch of a replica: what depends on all rows, and its share of them."""
+        """Makes a replica's minibatch: values that depend on all rows, and its share of them."""
         states = self._table.states(self._table.values(state.agent_state))
 
         def prepared(rows: dict[str, Nest]) -> dict[str, Nest]:
@@ -239,7 +238,7 @@ class _TrainStep:
         )
 
     def _shares(self, param_updates: dict[str, Any], minibatch: Minibatch) -> dict[str, Any]:
-        """This replica's part of the mean of what changes without a gradient."""
+        """This replica's share of the mean of updates without gradients."""
         first = self._replicas.index() == 0
 
         def share(x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -253,7 +252,7 @@ class _TrainStep:
         }
 
     def _core(self, k: int, updates: dict[str, Update]) -> Callable[..., Any]:
-        """The pure part, compiled on its own where asked."""
+        """The pure part, compiled separately if requested."""
         if k not in self._cores:
 
             def core(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
@@ -389,7 +388,7 @@ class _TrainStep:
     def _take_own(
         self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """A step that the module takes by itself: its metrics, and whether it was finite."""
+        """An external step: its metrics, and whether it was finite."""
         several = self._replicas.several
         key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
         return take_external_step(
@@ -403,7 +402,7 @@ class _TrainStep:
         )
 
     def _due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
-        """Whether some of the updates run in this step; None for certainly."""
+        """Whether some of the updates run in this step; None for always."""
         if any(u.every == 1 for u in updates.values()):
             return None
         steps = state.counters["learner_steps"]
@@ -418,7 +417,7 @@ class _TrainStep:
         minibatch: Minibatch,
         stopped: Flags,
     ) -> Taken:
-        """As `_take`, where nothing is computed for updates that wait."""
+        """As `_take`, without computation for updates that wait."""
         shape: list[Any] = []
         together = len({u.every for u in updates.values()}) == 1
 
@@ -433,7 +432,7 @@ class _TrainStep:
             return [*leaves.carried(state), *tf.nest.flatten(waited)]
 
         if tf.executing_eagerly():
-            # Nothing is applied where it is not due; the shapes of the metrics are needed.
+            # Only the shapes of the metrics are needed if it is not due.
             after, rows, now, finite = self._take(state, k, updates, minibatch, stopped)
             rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
             stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
@@ -491,9 +490,9 @@ class _TrainStep:
     def _active(
         self, state: LearnerState, updates: dict[str, Update], stopped: Flags, *, all_due: bool
     ) -> Flags:
-        """`{module_id: bool}` of the modules that may stop, or wait at this position.
+        """`{module_id: bool}`, the active modules among those that may stop or wait here.
 
-        Where it is known that all of them are due, none waits.
+        If all are known to be due, none waits.
         """
         steps = state.counters["learner_steps"]
         active = {}
@@ -511,7 +510,7 @@ class _TrainStep:
     def _row(
         self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """What a module reports; `Learner.fit` leaves the norms out where they are not wanted."""
+        """A module's metrics; `Learner.fit` removes unrequested norms."""
         own = {name: n for (owner, name), n in norms.items() if owner == m}
         own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
         row = {"loss": tf.cast(computed.losses[m], tf.float32)}
@@ -530,7 +529,7 @@ class _TrainStep:
 
         if len(steps) <= 1 or "apply_gradients" not in self._learner.replaced_in_place():
             return each(state)
-        # As a rule all hold: then the user's `apply_gradients` is called once, with all gradients.
+        # Usually all conditions hold: then `apply_gradients` is called once, with all gradients.
         together = functools.partial(self._applied, steps=[step for _, *step in steps])
         conditions = list({id(c): c for own, *_ in steps for c in own}.values())
         if not conditions:
@@ -538,7 +537,7 @@ class _TrainStep:
         return leaves.cond(_all(conditions), together, state, otherwise=each)
 
     def _applied(self, state: LearnerState, *, steps: list[Any]) -> LearnerState:
-        """The state after the steps of some owners' optimizers, which are taken in one call."""
+        """The state after the steps of some owners' optimizers, in one call."""
         learner = self._learner
         gradients = {ref: g for _, own, _ in steps for ref, g in own.items()}
 

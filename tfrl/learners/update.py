@@ -25,23 +25,23 @@ from tfrl.types import Nest
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
-# Metrics travel through the loop as one vector a module, whose length must be known before the
-# losses are traced for the first time.
+# The loop carries metrics as one vector per module, whose length must be known before the losses
+# are first traced.
 METRIC_SLOTS = 64
 Sums = dict[str, tf.Tensor]
-# After a module's metrics: whether it took the step, and whether it left it out.
+# After a module's metrics: whether it took the step, and whether it skipped it.
 _LAST = 2
 
 
 @struct.dataclass
 class MinibatchIndices(struct.Struct):
-    """How batches are cut.
+    """The split of batches into minibatches.
 
     Attributes:
-      indices: `{module_id: int32 [steps, size]}`, of the rows of each replica; -1 for a padded row.
-      steps: How many, a number or an int32 scalar.
-      padded: Whether a module's indices hold -1.
-      whole: Whether every step of a module takes the whole batch in its order.
+      indices: `{module_id: int32 [steps, size]}`, row indices on each replica; -1 for padding.
+      steps: Number of steps, an int or an int32 scalar.
+      padded: Whether a module's indices contain -1.
+      whole: Whether every step of a module uses the whole batch in order.
     """
 
     indices: dict[str, tf.Tensor]
@@ -63,7 +63,7 @@ def train(
 ) -> tuple[LearnerState, Results]:
     """Takes the gradient steps of an update and calls the hooks around them; traced.
 
-    Hooks that change variables run only where the leaves of the state are variables.
+    Hooks that change variables run only if the leaves of the state are variables.
 
     Args:
       learner: The `Learner`.
@@ -73,10 +73,10 @@ def train(
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
       jit: See `train_step`.
-      around: Whether `begin` and `end` are part of it.
+      around: Whether to call `begin` and `end`.
 
     Returns:
-      The state after it, and its metrics, see `Learner.fit`.
+      The state after the update, and its metrics, see `Learner.fit`.
     """
     with learner.metrics.tracing() as logged:
         if around:
@@ -99,14 +99,14 @@ def begin(
     *,
     first: bool = True,
 ) -> LearnerState:
-    """Calls what comes before the gradient steps of an update; traced.
+    """Calls the hooks before the gradient steps of an update; traced.
 
     Args:
       learner: The `Learner`.
       state: Its state.
       module_ids: The modules to train.
       timesteps: int64 scalar, env steps so far.
-      first: Whether these are the first modules that the update begins with.
+      first: Whether these are the update's first modules.
     """
     hooked = leaves.in_place(state)
     for owner in [ALL_MODULES, *learner.lenders_to(list(module_ids))]:
@@ -127,12 +127,12 @@ def end(
     results: Mapping[str, dict[str, tf.Tensor]],
     timesteps: tf.Tensor,
 ) -> LearnerState:
-    """Calls what comes after the gradient steps of an update, and counts it; traced.
+    """Calls the hooks after the gradient steps of an update, and counts it; traced.
 
     Args:
       learner: The `Learner`.
       state: Its state.
-      results: `{module_id: metrics}` of the modules that were trained.
+      results: `{module_id: metrics}` of the trained modules.
       timesteps: int64 scalar, env steps so far.
     """
     hooked = leaves.in_place(state)
@@ -149,7 +149,7 @@ def end(
 
 
 def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
-    """Calls `begin` or `end` apart from the gradient steps, and returns what they log."""
+    """Calls `begin` or `end` without gradient steps, and returns their logged values."""
     results: Results = {}
     with learner.metrics.tracing() as logged:
         hooks()
@@ -159,7 +159,7 @@ def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
 
 
 def _shown(learner: Learner, state: LearnerState, results: Results) -> None:
-    """Leaves out the norms that are not wanted, and adds learning rates."""
+    """Removes unrequested norms, and adds learning rates."""
     for module_id, metrics in results.items():
         if not learner.configs[module_id].log_gradients:
             for name in [n for n in metrics if "grad_norm" in n.split("/")]:
@@ -188,15 +188,15 @@ def run_minibatches(
     Args:
       learner: The `Learner`.
       state: Its state before them.
-      batches: `{module_id: rows}`; under several replicas the rows that each holds.
+      batches: `{module_id: rows}`; with several replicas, each one's rows.
       cut: Which rows make which minibatch.
-      key: int32 [2], of the losses.
+      key: int32 [2], for the losses.
       jit: See `train_step`.
 
     Returns:
       The state after them; `{module_id: {name: float32 scalar}}`: means over the minibatches,
-      `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts; and what losses and hooks
-      have logged.
+      `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts; and the values logged by
+      losses and hooks.
     """
     guard = learner.check_numerics != "off"
 
@@ -221,9 +221,9 @@ def run_minibatches(
         results = _of_one_step(metrics, guard=guard)
         return state, results, traced_metrics.taken_out(metrics.logged, results)
     delayed = any(u.every > 1 for m in batches for u in learner.modules[m].updates)
-    # Of each module the sums of the finite values of its metrics, in how many steps each was finite
-    # and, where some updates wait, in how many it was computed. One tensor: each that the loop
-    # carries costs a graph something in every step.
+    # Per module: sums of the finite values of its metrics, the number of steps in which each was
+    # finite and, if some updates wait, in which it was computed. One tensor, since every loop
+    # variable costs graph operations in every step.
     zeros = tf.zeros([3 if delayed else 2, METRIC_SLOTS + _LAST])
     sums = dict.fromkeys(batches, zeros)
     names: dict[str, list[str]] = {}
@@ -235,7 +235,7 @@ def run_minibatches(
         logged.update(metrics.logged)
         added = {}
         for m, row in metrics.values.items():
-            # A module that had stopped before this step takes none; its row counts nothing.
+            # A module that stopped earlier takes no step; its row is ignored.
             active = tf.cast(~stopped[m], tf.float32) if m in stopped else 1.0
             lines = _lines(metrics, m, active, guard=guard, delayed=delayed)
             kinds = traced_metrics.kinds_of(logged, row)
@@ -255,8 +255,8 @@ def run_minibatches(
         body,
         (tf.constant(0), sums, stopped, leaves.carried(state)),
         maximum_iterations=limit,
-        # Processes find each other's sums by the name of the loop: it must not be counted,
-        # since one of them may have another loop before it (to permute another epoch).
+        # Collectives match by the loop's name. It must not be numbered, since a process may have
+        # another loop before it (to permute another epoch).
         name="minibatches",
     )
     state = leaves.with_carried(state, own)
@@ -268,7 +268,7 @@ def run_minibatches(
 
 
 def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
-    """The metrics of an update of a single step, as `_means` gives them for several."""
+    """The metrics of a single-step update, like `_means` for several."""
     results: Results = {}
     for m, row in metrics.values.items():
         _check_number(row)
@@ -292,7 +292,7 @@ def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
 def _lines(
     metrics: StepMetrics, module_id: str, active: Any, *, guard: bool, delayed: bool
 ) -> tf.Tensor:
-    """What one step adds to a module's sums."""
+    """One step's contribution to a module's sums."""
     row, finite = metrics.values[module_id], metrics.finite[module_id]
     _check_number(row)
     values = tf.stack([*row.values(), 1.0, tf.cast(~finite, tf.float32)])
@@ -326,7 +326,7 @@ def _means(
     n = len(names)
     taken, skipped = sums[0, n], sums[0, n + 1]
     sums = sums[:, :n]
-    # Terms that were finite in no minibatch are NaN, as they should look.
+    # Terms that were never finite are NaN.
     counts = sums[1]
     if set(kinds) - {"mean"}:
         counts = tf.where([k == "mean" for k in kinds], counts, tf.sign(counts))

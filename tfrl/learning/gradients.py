@@ -1,4 +1,4 @@
-"""Gradients of losses, and their clipping. The library's only gradient tape stands here."""
+"""Gradients of losses, and their clipping, with the library's only gradient tape."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -22,13 +22,13 @@ def gradients_of(
     """Runs losses under a tape and differentiates them.
 
     Args:
-      losses_of: Returns the loss, or a nest of losses, and anything else that they report.
-      trained: Tensors or tf.Variables that the losses may depend on; nothing else is watched.
-      differentiate: Called with the losses and the tape, under the tape: what it makes of the
-        losses is differentiated too.
+      losses_of: Returns the loss, or a nest of losses, and other results.
+      trained: Tensors or tf.Variables to differentiate by; nothing else is watched.
+      differentiate: Called with the losses and the tape, under the tape, so its own operations are
+        differentiated too.
 
     Returns:
-      What `differentiate` and `losses_of` returned: gradients, losses, the rest.
+      The results of `differentiate` and `losses_of`: gradients, losses, other results.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(trained))
@@ -38,7 +38,7 @@ def gradients_of(
 
 
 def differentiate(tape: tf.GradientTape, loss: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns d loss / d value of each, zeros where the loss does not depend on it."""
+    """Returns d loss / d value for each value, zeros if the loss does not depend on it."""
     zero = tf.UnconnectedGradients.ZERO
     return [
         tf.convert_to_tensor(g) for g in tape.gradient(loss, values, unconnected_gradients=zero)
@@ -59,7 +59,7 @@ def clip_gradients_dict(
 
     Args:
       gradients_dict: `{param ref: gradient}`.
-      grad_clip: The largest value or norm left, or None for no clipping.
+      grad_clip: The maximum value or norm, or None for no clipping.
       grad_clip_by: "value", "norm" or "global_norm".
 
     Returns:
@@ -80,9 +80,9 @@ def clip_gradients(
 
     Args:
       gradients: Tensors of any shape.
-      limit: The largest value or norm left, or None for no clipping.
+      limit: The maximum value or norm, or None for no clipping.
       by: "value" (each element), "norm" (each tensor's L2 norm), "global_norm" (of all together).
-      norm: Their global norm, where it is known already.
+      norm: Their global norm, if already known.
 
     Returns:
       The clipped gradients and the global L2 norm before clipping, a scalar.

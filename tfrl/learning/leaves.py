@@ -1,7 +1,7 @@
 """State whose leaves are tensors or tf.Variables.
 
-The same code is pure over tensors, and works in place over variables: `put`, `cond` and `carried`
-are the only difference.
+The same code is pure over tensors and in place over variables; only `put`, `cond` and `carried`
+differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def in_place(state: Any) -> bool:
 
 
 def put(leaf: Any, value: Any) -> Any:
-    """Returns the leaf that holds a new value: the variable itself, or the value."""
+    """Returns the leaf with a new value: the updated variable itself, or the value."""
     if isinstance(leaf, tf.Variable):
         leaf.assign(value)
         return leaf
@@ -34,12 +34,12 @@ def add(leaf: Any, number: Any) -> Any:
 
 
 def carried(state: Any) -> list[tf.Tensor]:
-    """Returns the leaves that a loop must carry: those that are no variables."""
+    """Returns the leaves that a loop must carry: all except variables."""
     return [x for x in tf.nest.flatten(state) if not isinstance(x, tf.Variable)]
 
 
 def with_carried(state: S, tensors: Sequence[tf.Tensor]) -> S:
-    """Returns the state with other leaves in the place of those of `carried`."""
+    """Returns the state with new values for the leaves of `carried`."""
     rest = iter(tensors)
     leaves = [x if isinstance(x, tf.Variable) else next(rest) for x in tf.nest.flatten(state)]
     return tf.nest.pack_sequence_as(state, leaves)  # type: ignore[no-any-return]
@@ -51,13 +51,13 @@ def cond(
     state: S,
     otherwise: Callable[[S], S] = lambda state: state,
 ) -> S:
-    """Returns `change(state)` where a predicate holds, and `otherwise(state)` elsewhere.
+    """Returns `change(state)` if the predicate is True, else `otherwise(state)`.
 
     Args:
       predicate: bool scalar.
-      change: Returns a state of the same form; over variables the same one.
-      state: Before it.
-      otherwise: As `change`; by default the state stays as it is.
+      change: Returns a state of equal structure; over variables the same one.
+      state: The state before.
+      otherwise: As `change`; by default the identity.
     """
 
     def changed(change: Callable[[S], S]) -> list[tf.Tensor]:

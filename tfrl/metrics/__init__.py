@@ -1,4 +1,4 @@
-"""Metrics: log values by name, reduce them to rows, merge those of replicas and workers."""
+"""Metrics: log values by name, reduce them to rows, merge loggers of replicas and workers."""
 
 from tfrl.metrics.logger import MetricsLogger
 

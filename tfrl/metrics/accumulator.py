@@ -1,4 +1,4 @@
-"""Sums up the metrics of several iterations, or of several updates, into one row."""
+"""Reduces the metrics of several iterations or updates to one row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,28 +8,28 @@ import tensorflow as tf
 
 from tfrl.ops._rows import where
 
-# Means over the episodes that ended. In a row they are those of the last that did.
+# Means over ended episodes; a row has the latest.
 EPISODE_METRICS = ("episode_return", "episode_length")
 
-# Values that running statistics took as others than they are.
+# Numbers of values clipped by running statistics.
 OBS_OUTLIERS, REWARD_OUTLIERS = OUTLIERS = "obs_outliers", "reward_outliers"
 
 _COUNTS = ("gradient_steps", "skipped_steps", *OUTLIERS)
 
 
 class MetricAccumulator:
-    """How rows of metrics become one: counts are summed, episodes' figures are the last ones.
+    """Reduces rows of metrics to one: sums of counts, last values of episode metrics.
 
-    All others are means over the rows in which they are not NaN: a row without an update has none
-    of its metrics. What changes is a tensor, `start`ed, `add`ed to, and read by `result`.
+    All others are means over the rows in which they are not NaN, since a row without an update has
+    NaN metrics. The state is a tensor for `start`, `add` and `result`.
     """
 
     def __init__(self, names: Sequence[str], size: int | None = None):
-        """Takes the names of the metrics, in the order of the rows' numbers.
+        """Takes the names of the metrics, in the order of the rows.
 
         Args:
           names: The names.
-          size: Numbers of a row, if there are more than names.
+          size: Length of a row, if longer than `names`.
         """
         kinds = [reduction(name) for name in names]
         kinds += ["mean"] * ((size or len(kinds)) - len(kinds))
@@ -38,36 +38,36 @@ class MetricAccumulator:
         self._size = len(kinds)
 
     def start(self) -> tf.Tensor:
-        """Returns the sums of no row: float32 [2, n]."""
+        """Returns the initial sums: float32 [2, n]."""
         return tf.zeros([2, self._size])
 
     def add(self, sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-        """Returns the sums with a row, float32 [n], in them."""
+        """Returns the sums after adding a row, float32 [n]."""
         known = ~tf.math.is_nan(row)
         fresh = tf.stack([where(known, row, 0.0), tf.cast(known, tf.float32)])
         last = np.broadcast_to(self._last, sums.shape)
         return where(~last, sums, 0.0) + fresh
 
     def result(self, sums: tf.Tensor) -> tf.Tensor:
-        """Returns the row, float32 [n]; NaN where there was no number."""
+        """Returns the reduced row, float32 [n]; NaN without a value."""
         total, count = tf.unstack(sums)
         return tf.where(self._sum, total, total / count)
 
 
 class MoreMetricsError(Exception):
-    """A loop was traced for fewer metrics than there are."""
+    """A loop was traced with too few slots for metrics."""
 
     def __init__(self, number: int):
-        """Takes how many there are."""
+        """Takes the number of metrics."""
         super().__init__(number)
         self.number = number
 
 
 def row_of(metrics: Mapping[str, tf.Tensor], names: Sequence[str], size: int) -> tf.Tensor:
-    """Returns metrics as a row, float32 [size], with zeros behind them.
+    """Returns metrics as a row, float32 [size], padded with zeros.
 
     Raises:
-      MoreMetricsError: Where there are more.
+      MoreMetricsError: If there are more metrics than `size`.
     """
     if len(names) > size:
         raise MoreMetricsError(len(names))
@@ -81,17 +81,17 @@ def mean_of_steps(
     carried: Any = (),
     size: int = 64,
 ) -> tuple[Any, dict[str, tf.Tensor]]:
-    """Runs steps in a loop; their metrics are named by the first trace of a step.
+    """Runs steps in a loop; the first trace of a step gives the metrics' names.
 
     Args:
-      number: How many, int32.
-      step: `step(i, carried)` returns what the next step gets, and `{name: scalar}`.
-      carried: What the first step gets, a nest of tensors.
-      size: Numbers of a row in the loop; with more metrics the loop is traced again.
+      number: Number of steps, int32.
+      step: `step(i, carried)` returns the next `carried`, and `{name: scalar}`.
+      carried: The initial nest of tensors.
+      size: Length of a row in the loop; with more metrics the loop is traced again.
 
     Returns:
-      What the last step returned, and one row of all metrics, see `MetricAccumulator`: without any
-      step the same names.
+      The final `carried`, and one row of all metrics, see `MetricAccumulator`, with the same names
+      for zero steps.
     """
     names: list[str] = []
 
@@ -121,7 +121,7 @@ def mean_of_steps(
 
 
 def reduction(name: str) -> str:
-    """Returns how values of a metric become one: "sum", "last" or "mean"."""
+    """Returns the reduction of a metric: "sum", "last" or "mean"."""
     if name in EPISODE_METRICS:
         return "last"
     parts = name.split("/")

@@ -1,8 +1,7 @@
-"""Blocks of logged values: each kind keeps just what its reduction needs, and can be joined.
+"""Blocks of logged values: each kind stores only what its reduction needs; blocks can be joined.
 
-A NaN says that there is nothing to report (a mean return where no episode ended): it counts neither
-as a value nor in a number of values, element by element in arrays. A block of nothing but NaN
-reduces to NaN.
+NaN means no value (e.g. a mean return without an ended episode): it is ignored, also in counts,
+element by element in arrays. A block of only NaN reduces to NaN.
 """
 
 import abc
@@ -22,10 +21,10 @@ class Block(abc.ABC):
     """Values in the order in which they were logged.
 
     Attributes:
-      logged: How many were, NaNs included.
+      logged: Number of logged values, NaNs included.
     """
 
-    # The attributes that make its state, beside `logged`.
+    # The attributes of its state, besides `logged`.
     _FIELDS: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -37,18 +36,18 @@ class Block(abc.ABC):
 
     @abc.abstractmethod
     def add(self, value: Value) -> None:
-        """Takes one more value."""
+        """Adds a value."""
 
     @abc.abstractmethod
     def append(self, later: Self) -> None:
-        """Takes all values of a block, as logged after its own."""
+        """Appends the values of a later block."""
 
     @abc.abstractmethod
     def result(self) -> Value:
-        """Returns the reduction; of no value 0 for a sum and else NaN."""
+        """Returns the reduction; without values 0 for a sum, else NaN."""
 
     def joined(self, others: Sequence[Self]) -> Self:
-        """Returns this block and others as one, their values logged at the same time."""
+        """Joins this block with others whose values were logged at the same time."""
         result = self.empty()
         for block in (self, *others):
             result.append(block)
@@ -60,7 +59,7 @@ class Block(abc.ABC):
         return {"logged": self.logged, **content}
 
     def load_json(self, content: dict[str, Any]) -> Self:
-        """Takes the content that `to_json` returned, and returns the block."""
+        """Loads the result of `to_json`, and returns the block."""
         self.logged = int(content["logged"])
         for name in self._FIELDS:
             setattr(self, name, values.from_json(content[name]))
@@ -68,7 +67,7 @@ class Block(abc.ABC):
 
 
 class Sum(Block):
-    """A sum and a number of values: enough for sums and means."""
+    """A sum and a count, for sums and means."""
 
     _FIELDS = ("total", "count")
 
@@ -115,7 +114,7 @@ class Sum(Block):
 
 
 class Extreme(Block):
-    """The least or the greatest value."""
+    """The minimum or maximum."""
 
     _FIELDS = ("value",)
 
@@ -123,7 +122,7 @@ class Extreme(Block):
         """Starts without a value.
 
         Args:
-          greatest: Whether it is the greatest.
+          greatest: Whether it is the maximum.
         """
         super().__init__()
         self.greatest = greatest
@@ -158,13 +157,13 @@ class Extreme(Block):
 
 
 class Window(Block):
-    """The last values, however long ago they were logged."""
+    """The last values, of any age."""
 
     def __init__(self, size: int, reducer: Block):
         """Starts without values.
 
         Args:
-          size: How many of the last values count.
+          size: Number of last values.
           reducer: An empty block that reduces them.
         """
         super().__init__()
@@ -181,7 +180,7 @@ class Window(Block):
         return Window(self.size, self.reducer)
 
     def add(self, value: Value) -> None:
-        """Takes a value; the oldest leaves a full window."""
+        """Adds a value; a full window drops the oldest."""
         self.logged += 1
         self.values.append(value)
 
@@ -191,7 +190,7 @@ class Window(Block):
         self.values.extend(later.values)
 
     def joined(self, others: Sequence["Window"]) -> "Window":
-        """Takes values in turn, the newest of each first, until the window is full."""
+        """Interleaves values, the newest of each first, until the window is full."""
         newest = [list(reversed(w.values)) for w in reversed([self, *others])]
         turns = itertools.zip_longest(*newest, fillvalue=None)
         in_turn = [value for turn in turns for value in turn if value is not None]
@@ -257,7 +256,7 @@ class AllValues(Block):
 
 
 class Ema(Block):
-    """An exponential moving average whose weights add up to 1 from the first value on.
+    """An exponential moving average with bias correction: weights sum to 1.
 
       sum_i c (1 - c)^(n - i) x_i / (1 - (1 - c)^n)
 
@@ -294,13 +293,13 @@ class Ema(Block):
             self.count += 1
 
     def append(self, later: "Ema") -> None:
-        """Takes another block's values: its own weigh (1 - c)^n less."""
+        """Appends another block's values; its own weights are multiplied by (1 - c)^n."""
         self.logged += later.logged
         self.total = (1.0 - self.coeff) ** later.count * self.total + later.total
         self.count = self.count + later.count
 
     def joined(self, others: Sequence["Ema"]) -> "Ema":
-        """Weighs the averages by their numbers of values, and counts these together."""
+        """Averages, weighted by the numbers of values, and adds the counts."""
         blocks = [self, *others]
         result: Any = self.empty()
         result.logged = sum(b.logged for b in blocks)
@@ -337,7 +336,7 @@ class EmaFromFirst(Ema):
         return EmaFromFirst(self.coeff)
 
     def add(self, value: Value) -> None:
-        """Takes a value with weight c, the first one as it is."""
+        """Adds a value with weight c; the first one with weight 1."""
         fresh = (np.asarray(self.count) == 0) & np.logical_not(values.is_nan(value))
         super().add(value)
         if np.any(fresh):
@@ -345,7 +344,7 @@ class EmaFromFirst(Ema):
             self.total = _number(np.where(fresh, value, self.total))
 
     def append(self, later: "EmaFromFirst") -> None:  # type: ignore[override]
-        """Takes another block's values, of which the first has weight c after those here."""
+        """Appends another block's values; its first value gets weight c."""
         self.logged += later.logged
         own = np.asarray(self.count) > 0
         faded = (1.0 - self.coeff) ** later.count * (self.total - later.first)
@@ -354,7 +353,7 @@ class EmaFromFirst(Ema):
         self.count = self.count + later.count
 
     def joined(self, others: Sequence["Ema"]) -> "EmaFromFirst":
-        """Weighs the averages by their numbers of values."""
+        """Averages, weighted by the numbers of values."""
         result: Any = super().joined(others)
         result.first = result.total  # they began at the same time
         return result

@@ -1,6 +1,6 @@
 """The MetricsLogger: values by name in, rows of reduced values out.
 
-Learners, collectors and evaluators log; who owns the root logger merges the others' and reduces:
+Learners, collectors and evaluators log; the owner of the root logger merges the others and reduces:
 
     logger.log(("policy_0", "loss"), loss)                    # mean since the last reduce()
     logger.log("episode_return", r, window=100)               # mean of the last 100
@@ -9,8 +9,8 @@ Learners, collectors and evaluators log; who owns the root logger merges the oth
     # {"policy_0": {"loss": 0.3}, "episode_return": 21.5,
     #  "env_steps": 4096, "env_steps_per_second": 5120.0}
 
-Every value that is logged anywhere reaches the root once: `merge` takes what was logged since the
-last merge, also when loggers were saved and restored in between.
+Every logged value reaches the root exactly once: `merge` takes the values logged since the last
+merge, also if loggers were saved and restored in between.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tfrl.metrics.metric import Metric, MetricSettings, Reduce, as_rllib_says
 
 Path = tuple[str, ...]
 
-# Added to the name of a metric for its throughput.
+# Suffix of a metric's throughput.
 PER_SECOND = "_per_second"
 
 
@@ -51,12 +51,12 @@ def as_path(name: str | Path) -> Path:
 
 
 def join(path: Path) -> str:
-    """Returns the path as messages show it."""
+    """Returns the path for messages."""
     return "/".join(path)
 
 
 def rate_path(path: Path) -> Path:
-    """Returns where the throughput of a metric is reported."""
+    """Returns the path of a metric's throughput."""
     return (*path[:-1], path[-1] + PER_SECOND)
 
 
@@ -66,7 +66,7 @@ def begins(path: Path, prefix: Path) -> bool:
 
 
 def put(row: dict[str, Any], path: Path, value: Any) -> None:
-    """Puts a value into a nested dict, making the dicts on the way."""
+    """Puts a value into a nested dict, creating intermediate dicts."""
     for part in path[:-1]:
         row = row.setdefault(part, {})
     row[path[-1]] = value
@@ -74,20 +74,20 @@ def put(row: dict[str, Any], path: Path, value: Any) -> None:
 
 SCHEMA = 1
 
-# What was logged while a function was traced: path, settings, scalar.
+# A value logged while tracing: path, settings, scalar.
 Traced = tuple[Path, MetricSettings, Any]
-# What one logger hands over of one metric: its shape of values is the third item.
+# A metric handed over by a logger; the third item is the shape of its values.
 Entry = tuple[Path, MetricSettings, tuple[int, ...], Block]
 
 
 def metric_header(path: Path, metric: Metric) -> dict[str, Any]:
-    """Returns what identifies a metric, beside its blocks."""
+    """Returns the metadata of a metric, without its blocks."""
     settings = dataclasses.asdict(metric.settings)
     return {"path": list(path), "shape": list(metric.shape), "settings": settings}
 
 
 def no_state(got: str) -> UserError:
-    """Returns the error for something that no logger has returned."""
+    """Returns the error for an invalid state."""
     return UserError(
         "metrics state",
         expected=f"what MetricsLogger.get_state or take returned, of schema {SCHEMA}",
@@ -97,7 +97,7 @@ def no_state(got: str) -> UserError:
 
 
 def read_state(state: Mapping[str, Any]) -> list[tuple[Path, MetricSettings, tuple[int, ...], Any]]:
-    """Returns the metrics of a state or of what `take` returned, their blocks still unread."""
+    """Returns the metrics of a state or of a `take` result, with unread blocks."""
     if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
         got = f"schema {state.get('schema')}" if isinstance(state, Mapping) else repr(state)
         raise no_state(got)
@@ -116,7 +116,7 @@ def read_state(state: Mapping[str, Any]) -> list[tuple[Path, MetricSettings, tup
 
 
 def taken_entries(taken: Mapping[str, Any]) -> list[Entry]:
-    """Returns what `take` handed over, its blocks read."""
+    """Returns the entries of a `take` result, with blocks."""
     try:
         return [
             (path, settings, shape, settings.empty_block().load_json(content["fresh"]))
@@ -131,13 +131,12 @@ def taken_entries(taken: Mapping[str, Any]) -> list[Entry]:
 class MetricsLogger:
     """Logs values by name and reduces them.
 
-    A name is a string, or a tuple of strings for a place in a nested dict. Every call for a name
-    has the same settings. A NaN says that there is nothing to report: it counts neither as a value
-    nor in the number of values, element by element in arrays; what had only NaN reduces to NaN.
-    Infinities count. Arrays are reduced element by element.
+    A name is a string, or a tuple of strings as a path in a nested dict. Every call for a name must
+    have the same settings. NaN means no value: it is ignored, also in counts, element by element in
+    arrays; only NaN reduces to NaN. Infinities are values. Arrays are reduced element by element.
 
     Attributes:
-      recent: The paths of what has been logged since `logged` was called, in order.
+      recent: The paths logged since the last call of `logged`, in order.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -150,7 +149,7 @@ class MetricsLogger:
         self._since = clock()
         self._metrics: dict[Path, Metric] = {}
         self.recent: dict[Path, None] = {}
-        # Where traced values go, by thread.
+        # Lists for traced values, by thread.
         self._tracing: dict[int, list[Traced]] = {}
 
     # Logging.
@@ -168,19 +167,18 @@ class MetricsLogger:
 
         Args:
           name: The metric's name or path.
-          value: A number, an array, an eager tensor or a variable; it is converted when a result
-            is asked for.
+          value: A number, an array, an eager tensor or a variable; converted when a result is read.
           reduce: "mean", "min", "max", "sum": of the values since the last `reduce()`. "ema": their
             exponential moving average `sum_i c (1 - c)^(n - i) x_i / (1 - (1 - c)^n)`.
             "lifetime_sum": the sum since the beginning.
-          window: For the first four, reduce the last `window` values, whenever they were logged.
+          window: For the first four: reduce the last `window` values, of any age.
           ema_coeff: c of an "ema", in (0, 1]; 0.01 if None.
-          throughput: Report `<name>_per_second` too: the amount of a "sum" or "lifetime_sum" since
-            the last `reduce()` per second.
+          throughput: Also report `<name>_per_second`: the amount of a "sum" or "lifetime_sum" since
+            the last `reduce()`, per second.
 
         Raises:
-          UserError: For settings that do not fit, or differ from those that the name has; for a
-            value that is none, or of another shape than before.
+          UserError: For invalid settings, or ones that differ from earlier calls; for an invalid
+            value, or another shape than before.
         """
         path = as_path(name)
         settings = MetricSettings(reduce, window, ema_coeff, throughput)
@@ -206,12 +204,12 @@ class MetricsLogger:
     ) -> None:
         """Logs one value with RLlib's settings and their defaults.
 
-        A key that has been logged before keeps the settings of the first call.
+        The first call for a key fixes its settings.
 
         Args:
           key: The metric's name or path.
-          value: As in `log`; while an update of a Learner is traced also a symbolic scalar, which
-            comes out with the update's results.
+          value: As in `log`; while a Learner's update is traced also a symbolic scalar, which
+            appears in the update's results.
           reduce: "mean", by default a moving average of coefficient 0.01 that starts at the first
             value; "min", "max" or "sum", by default of all values ever; None for a list of the
             values since the last `reduce()`.
@@ -219,10 +217,10 @@ class MetricsLogger:
             `clear_on_reduce`.
           ema_coeff: c of the moving average `(1 - c) y + c x`.
           clear_on_reduce: Whether `reduce()` clears the values.
-          with_throughput: Report `<name>_per_second` too, for a sum without a window.
+          with_throughput: Also report `<name>_per_second`, for a sum without a window.
 
         Raises:
-          UserError: For settings that do not go together; for a value as `log`.
+          UserError: For incompatible settings; for a value as in `log`.
         """
         path = as_path(key)
         metric = self._metrics.get(path)
@@ -240,7 +238,7 @@ class MetricsLogger:
         self.recent[path] = None
 
     def log_with(self, path: Path, settings: MetricSettings, value: Any) -> None:
-        """Logs one value with whole settings; those of a metric that exists stay."""
+        """Logs one value with full settings; an existing metric keeps its settings."""
         held = values.hold(join(path), value)
         metric = self._metrics.get(path) or self._metric(path, settings, values.shape_of(held))
         metric.log(held)
@@ -248,11 +246,11 @@ class MetricsLogger:
 
     @contextlib.contextmanager
     def log_time(self, key: str | Path, **settings: Any) -> Iterator[None]:
-        """Logs the seconds that a block of Python takes, by `log_value`.
+        """Logs the seconds of a Python block, with `log_value`.
 
         Args:
           key: The metric's name or path.
-          **settings: Those of `log_value`.
+          **settings: Settings of `log_value`.
         """
         start = self._clock()
         yield
@@ -262,10 +260,10 @@ class MetricsLogger:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[list[Traced]]:
-        """Collects what this thread logs in the meantime, in place of logging it.
+        """Collects this thread's values in a list instead of logging them.
 
         Yields:
-          A list that fills with (path, settings, value).
+          A list of (path, settings, value).
         """
         logged: list[Traced] = []
         thread = threading.get_ident()
@@ -288,9 +286,9 @@ class MetricsLogger:
         return True
 
     def logged(self) -> dict[Path, Any]:
-        """Returns what has been logged since it was last asked, reduced, by path.
+        """Returns the reduced values logged since the last call, by path.
 
-        What was logged with `clear_on_reduce` begins anew; all else stays for `reduce()`.
+        Values with `clear_on_reduce` are reset; others stay for `reduce()`.
         """
         values = {}
         for path in self.recent:
@@ -319,16 +317,16 @@ class MetricsLogger:
     ) -> None:
         """Logs every value of a nested dict under its path, with the same settings.
 
-        With `key`, RLlib's form, each value goes through `log_value`, with its settings.
+        With `key`, RLlib's form, it calls `log_value` for each value.
 
         Args:
           nested: `{name: value or nested dict}`.
-          prefix: What the paths begin with.
+          prefix: Prefix of the paths.
           reduce: See `log`, as the following.
           window: See `log`.
           ema_coeff: See `log`.
           throughput: See `log`.
-          key: What the paths begin with, () for nothing: in place of `prefix`.
+          key: Prefix of the paths instead of `prefix`; () for none.
           **settings: `clear_on_reduce` and `with_throughput` of `log_value`, with `key`.
         """
         if key is not None or settings:
@@ -348,7 +346,7 @@ class MetricsLogger:
                 self.log((*start, name), value, reduce, window, ema_coeff, throughput)
 
     def _metric(self, path: Path, settings: MetricSettings, shape: tuple[int, ...]) -> Metric:
-        """The metric of a path, made if it is new, with exactly these settings."""
+        """The metric of a path with exactly these settings, created if new."""
         settings = settings.check(join(path))
         metric = self._metrics.get(path)
         if metric is None:
@@ -359,7 +357,7 @@ class MetricsLogger:
         return metric
 
     def _check_place(self, path: Path, settings: MetricSettings) -> None:
-        """Refuses a name that is another's folder, or lies in a metric, or is taken by a rate."""
+        """Rejects a name that is a prefix of another, lies below a metric, or is a throughput's."""
         taken = {p: p for p in self._metrics}
         taken.update({rate_path(p): p for p, m in self._metrics.items() if m.settings.throughput})
         for mine in [path, rate_path(path)] if settings.throughput else [path]:
@@ -372,26 +370,25 @@ class MetricsLogger:
                         got=f"the metric {join(owner)} beside it",
                     )
 
-    # Looking.
+    # Reading.
 
     def __contains__(self, name: object) -> bool:
         """Tells whether a name or path has been logged."""
         return (name if isinstance(name, tuple) else (name,)) in self._metrics
 
     def peek(self, name: str | Path = (), *, default: Any = None, throughput: bool = False) -> Any:
-        """Returns the present value of a metric, or a nested dict of all under a path.
+        """Returns the current value of a metric, or a nested dict of all under a path.
 
-        Nothing is cleared. A metric without a value is 0 as a sum and else NaN.
+        Clears nothing. A metric without values is 0 for a sum, else NaN.
 
         Args:
           name: Its name or path.
-          default: What to return for a name that was never logged; None for an error.
-          throughput: Whether to return the amount per second of this period, of a metric that
-            reports it.
+          default: Result for an unknown name; None for an error.
+          throughput: Whether to return the amount per second of this period, if the metric reports
+            it.
 
         Raises:
-          UserError: For a name that was never logged; the nearest are suggested. It is a KeyError
-            too.
+          UserError: For an unknown name, with the nearest names; also a KeyError.
         """
         path = as_path(name) if name else ()
         if throughput:
@@ -414,10 +411,10 @@ class MetricsLogger:
     def reduce(self) -> dict[str, Any]:
         """Returns all reduced values, and begins a new period.
 
-        Values without a window are cleared; windows, moving averages and lifetime sums stay.
+        Values without a window are cleared; windows, moving averages and lifetime sums continue.
 
         Returns:
-          A nested dict of ints, floats and arrays; metrics without any value are left out.
+          A nested dict of ints, floats and arrays, without metrics that have no value.
         """
         row = self._results((), with_empty=False)
         for metric in self._metrics.values():
@@ -439,19 +436,19 @@ class MetricsLogger:
         return row
 
     def remove(self, prefix: str | Path) -> None:
-        """Forgets the metric of this name and all under this path; unknown ones are none."""
+        """Removes the metric of this name and all under this path; ignores unknown names."""
         start = as_path(prefix)
         self._metrics = {p: m for p, m in self._metrics.items() if not begins(p, start)}
 
     def delete(self, *key: str | Path, key_error: bool = True) -> None:
-        """Forgets as `remove`, in RLlib's form: `delete("policy_0", "loss")`.
+        """Removes metrics, in RLlib's form: `delete("policy_0", "loss")`.
 
         Args:
           *key: The name or path, or its parts.
-          key_error: Whether a name that was never logged is an error.
+          key_error: Whether an unknown name is an error.
 
         Raises:
-          UserError: For an unknown name; it is a KeyError too.
+          UserError: For an unknown name; also a KeyError.
         """
         path = as_path(key[0] if len(key) == 1 else key)  # type: ignore[arg-type]
         if key_error:
@@ -459,19 +456,19 @@ class MetricsLogger:
         self.remove(path)
 
     def reset(self) -> None:
-        """Forgets all metrics."""
+        """Removes all metrics."""
         self._metrics.clear()
         self.recent.clear()
 
     # Merging.
 
     def take(self) -> dict[str, Any]:
-        """Hands over what was logged since the last time, for another process's `merge`.
+        """Returns the values logged since the last `take`, for another process's `merge`.
 
         The logger's own results do not change.
 
         Returns:
-          A dict out of plain JSON types.
+          A dict of plain JSON types.
         """
         result = []
         for path, metric in self._metrics.items():
@@ -481,17 +478,17 @@ class MetricsLogger:
         return {"schema": SCHEMA, "metrics": result}
 
     def merge(self, others: "Iterable[MetricsLogger | Mapping[str, Any]]") -> None:
-        """Takes over what other loggers have logged and not handed over yet.
+        """Adds the values that other loggers have not handed over yet.
 
-        Their values count as logged at the same time: sums add, means and moving averages weigh
-        by numbers of values, windows take values in turn. The others keep their own results.
+        Values count as logged at the same time: sums add, means and moving averages are weighted by
+        counts, windows interleave. The other loggers' own results do not change.
 
         Args:
-          others: Loggers of this process, and what `take` returned elsewhere.
+          others: Loggers of this process, and `take` results of others.
 
         Raises:
-          UserError: Naming all metrics that have other settings or shapes in another logger;
-            nothing is merged then.
+          UserError: Lists all metrics whose settings or shapes differ between loggers; nothing is
+            merged then.
         """
         others = list(others)
         loggers = [o for o in others if isinstance(o, MetricsLogger)]
@@ -535,7 +532,7 @@ class MetricsLogger:
     # State.
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything out of plain JSON types; `set_state` goes on as if never stopped."""
+        """Returns the full state in plain JSON types, for `set_state`."""
         metrics = []
         for path, metric in self._metrics.items():
             metric.settle()
@@ -544,15 +541,15 @@ class MetricsLogger:
         return {"schema": SCHEMA, "elapsed": self._clock() - self._since, "metrics": metrics}
 
     def set_state(self, state: Mapping[str, Any], *, handed_over: bool = False) -> None:
-        """Takes the place of the logger whose state it is.
+        """Restores the state of a logger.
 
         Args:
-          state: What `get_state` returned.
-          handed_over: True for the state of a logger that goes on elsewhere (a root's, sent to its
-            workers so that they know the totals): its values show here, and are not merged again.
+          state: The result of `get_state`.
+          handed_over: True for the state of a logger that continues elsewhere (a root's, sent to
+            workers for the totals): its values are visible here but not merged again.
 
         Raises:
-          UserError: The state is not one, or of a newer version.
+          UserError: For an invalid state, or one of a newer version.
         """
         metrics = {}
         for path, settings, shape, content in read_state(state):

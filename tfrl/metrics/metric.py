@@ -1,4 +1,4 @@
-"""One metric: how it is reduced, and the blocks of values that it keeps."""
+"""One metric: its settings and its blocks of values."""
 
 import dataclasses
 import math
@@ -16,28 +16,27 @@ Reduce = Literal[
     "mean", "min", "max", "sum", "items", "ema", "lifetime_sum", "lifetime_min", "lifetime_max"
 ]
 _KINDS: tuple[str, ...] = get_args(Reduce)
-# Of these every value counts for ever, so there is no window to choose.
+# Reductions over all values, which have no window.
 _ENDLESS = ("ema", "lifetime_sum", "lifetime_min", "lifetime_max")
 
 DEFAULT_EMA_COEFF = 0.01
-# More values than this are not kept waiting for their conversion.
+# Maximum number of unconverted values.
 _MAX_WAITING = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricSettings:
-    """How a metric is reduced.
+    """Settings of a metric.
 
     Attributes:
       reduce: "mean", "min", "max" or "sum" of the values since the last `reduce()`, "items" for a
         list of them, "ema" for an exponential moving average, "lifetime_sum", "lifetime_min" and
-        "lifetime_max" for what is never cleared.
-      window: For the first five: reduce the last `window` values, whenever they were logged.
+        "lifetime_max", which are never cleared.
+      window: For the first five: reduce the last `window` values, of any age.
       ema_coeff: The weight of a new value in an "ema".
-      throughput: For sums: report the amount per second too.
-      from_first: Whether an "ema" starts at the first value, in place of the correction of its
-        bias.
-      clears: Whether `reduce()` clears what would stay otherwise.
+      throughput: For sums: also report the amount per second.
+      from_first: Whether an "ema" starts at the first value, instead of bias correction.
+      clears: Whether `reduce()` clears values that would otherwise stay.
     """
 
     reduce: str = "mean"
@@ -51,7 +50,7 @@ class MetricSettings:
         """Returns the settings with defaults filled in.
 
         Raises:
-          UserError: Naming the first setting that does not fit.
+          UserError: For the first invalid setting.
         """
         thing, endless = f"metric {name}: ", self.reduce in _ENDLESS
         checks.one_of(f"{thing}reduce", self.reduce, _KINDS)
@@ -70,11 +69,11 @@ class MetricSettings:
 
     @property
     def stays(self) -> bool:
-        """Whether `reduce()` leaves the values."""
+        """Whether the values stay after `reduce()`."""
         return not self.clears and (self.window is not None or self.reduce in _ENDLESS)
 
     def empty_block(self) -> Block:
-        """Returns a block for values of such a metric."""
+        """Returns an empty block for these settings."""
         if self.ema_coeff is not None:
             return EmaFromFirst(self.ema_coeff) if self.from_first else Ema(self.ema_coeff)
         block: Block
@@ -96,10 +95,10 @@ def as_rllib_says(
     clear_on_reduce: bool,
     with_throughput: bool,
 ) -> MetricSettings:
-    """Returns the settings that RLlib's `log_value` means; see `MetricsLogger.log_value`.
+    """Returns the settings for RLlib's arguments; see `MetricsLogger.log_value`.
 
     Raises:
-      UserError: For a combination that it refuses.
+      UserError: For an invalid combination.
     """
     thing = f"metric {name}: "
     checks.one_of(f"{thing}reduce", reduce, ("mean", "min", "max", "sum", None))
@@ -138,11 +137,11 @@ class Metric:
     """The values of one metric.
 
     Attributes:
-      settings: How it is reduced.
+      settings: Its settings.
       shape: The shape of a value.
-      shown: What `result` reduces.
-      fresh: What has been logged since the metric was last handed over to another logger.
-      period: What has been logged since the last `clear`, for the throughput.
+      shown: The block for `result`.
+      fresh: Values logged since the last `hand_over`.
+      period: Values logged since the last `clear`, for the throughput.
     """
 
     def __init__(self, name: str, settings: MetricSettings, shape: tuple[int, ...]):
@@ -156,10 +155,10 @@ class Metric:
         self._waiting: list[Any] = []
 
     def log(self, held: Any) -> None:
-        """Takes a value from `values.hold`.
+        """Adds a value from `values.hold`.
 
         Raises:
-          UserError: Its shape is another than that of the first value.
+          UserError: If its shape differs from the first value's.
         """
         shape = values.shape_of(held)
         if shape != self.shape:
@@ -174,7 +173,7 @@ class Metric:
             self.settle()
 
     def settle(self) -> "Metric":
-        """Converts the values that wait, and returns the metric."""
+        """Converts pending values, and returns the metric."""
         for held in self._waiting:
             value = values.convert(held)
             for block in self._blocks():
@@ -187,7 +186,7 @@ class Metric:
         return [*mine, self.period] if self.settings.throughput else mine
 
     def append(self, blocks: list[Block]) -> None:
-        """Takes blocks of values that were logged elsewhere, at the same time."""
+        """Joins blocks of values logged elsewhere at the same time."""
         joined = blocks[0].joined(blocks[1:]) if len(blocks) > 1 else blocks[0]
         for block in self.settle()._blocks():
             block.append(joined)
@@ -203,7 +202,7 @@ class Metric:
         return amount / seconds if seconds > 0 else amount * math.nan
 
     def clear(self) -> None:
-        """Begins a new period: values that do not stay go."""
+        """Begins a new period: clears values that do not stay."""
         if not self.settings.stays:
             self.shown = self.settings.empty_block()
         self.period = Sum()

@@ -1,7 +1,7 @@
-"""What may be logged, and how a logged value becomes a number or an array of numbers.
+"""Conversion of logged values to numbers or arrays.
 
-A value is kept as it was given until it is needed: converting a tensor waits for the device.
-Converted values are Python ints and floats, or int64 and float64 arrays, so that counts stay exact.
+A value is converted only when needed, since converting a tensor waits for the device. Converted
+values are Python ints and floats, or int64 and float64 arrays, so that counts stay exact.
 """
 
 import math
@@ -15,23 +15,23 @@ from tfrl.errors import UserError
 Number = int | float
 Value = Number | np.ndarray
 
-# How JSON, which has no words for them, holds these floats.
+# JSON representation of non-finite floats.
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def hold(name: str, value: Any) -> Any:
-    """Returns `value` as something that later changes of the caller's object do not touch.
+    """Returns `value` in a form that later changes of the caller's object do not affect.
 
     Args:
       name: The metric, for the message.
       value: A number, an array, a list of numbers, an eager tensor or a variable.
 
     Raises:
-      UserError: For anything else, symbolic tensors included.
+      UserError: For other values, including symbolic tensors.
     """
     if isinstance(value, bool | int | float):
         return value
-    if hasattr(value, "read_value"):  # A variable: it goes on changing.
+    if hasattr(value, "read_value"):  # A variable may change later.
         value = value.read_value()
     if hasattr(value, "numpy"):
         dtype = getattr(value.dtype, "name", str(value.dtype))
@@ -53,7 +53,7 @@ def hold(name: str, value: Any) -> Any:
 
 
 def as_scalar(name: str, value: Any) -> Any:
-    """Returns a value as a float32 scalar, of the graph where one is being built.
+    """Returns a value as a float32 scalar, symbolic while a graph is built.
 
     Raises:
       UserError: For anything but one number.
@@ -74,7 +74,7 @@ def as_scalar(name: str, value: Any) -> Any:
 
 
 def _regular(value: Any) -> bool:
-    """Whether a list is one of numbers, or of lists of equal length."""
+    """Whether a list consists of numbers, or of lists of equal length."""
     try:
         np.array(value)
     except ValueError:
@@ -92,7 +92,7 @@ def _refused(name: str, got: str) -> UserError:
 
 
 def shape_of(held: Any) -> tuple[int, ...]:
-    """Returns the shape of a value from `hold`, without waiting for its content."""
+    """Returns the shape of a value from `hold`, without waiting for the device."""
     return tuple(int(size) for size in getattr(held, "shape", ()))
 
 
@@ -104,20 +104,20 @@ def convert(held: Any) -> Value:
         return held
     array = np.asarray(held.numpy() if hasattr(held, "numpy") else held)
     if array.dtype == np.uint64 and array.ndim == 0:
-        return int(array)  # int64 does not hold it.
+        return int(array)  # Too large for int64.
     array = array.astype(np.int64 if array.dtype.kind in "biu" else np.float64)
     return array if array.ndim else array.item()
 
 
 def is_nan(value: Value) -> Any:
-    """Tells, element by element, whether there is nothing to report."""
+    """Tells, element by element, whether a value is NaN."""
     if isinstance(value, int):
         return False
     return value != value
 
 
 def divide(total: Value, by: Any) -> Value:
-    """Returns total / by as floats, NaN where `by` is 0."""
+    """Returns total / by as floats, NaN if `by` is 0."""
     if np.ndim(total) == 0 and np.ndim(by) == 0:
         return total / by if by else math.nan  # type: ignore[operator]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -125,7 +125,7 @@ def divide(total: Value, by: Any) -> Value:
 
 
 def to_json(value: Value) -> Any:
-    """Returns a value out of plain JSON types, from which `from_json` makes the same value."""
+    """Returns a value in plain JSON types, the inverse of `from_json`."""
     if isinstance(value, np.ndarray):
         flat = [to_json(x) for x in value.reshape(-1).tolist()]
         return {"dtype": value.dtype.name, "shape": list(value.shape), "values": flat}
@@ -135,7 +135,7 @@ def to_json(value: Value) -> Any:
 
 
 def from_json(content: Any) -> Value:
-    """Returns the value of which `to_json` made `content`."""
+    """Returns the value of a `to_json` result."""
     if isinstance(content, dict):
         flat = [from_json(x) for x in content["values"]]
         return np.array(flat, content["dtype"]).reshape(content["shape"])

@@ -12,14 +12,14 @@ Carry = dict[str, Nest] | None
 
 @struct.logic_dataclass
 class ActorCriticNetwork(struct.Struct):
-    """pi(a | o) and V(o), with the parameters of each in a group of its own.
+    """pi(a | o) and V(o), with separate parameter groups.
 
-    A carry is `{group: carry}` of the groups that have memory, None where none has.
+    A carry is `{group: carry}` of the recurrent groups, or None without memory.
 
     Attributes:
-      policy: A network whose output is a distribution.
-      value: A network whose output is a number.
-      trunk: Observations to the features that both take; None where each takes observations.
+      policy: A network that outputs a distribution.
+      value: A network that outputs a number.
+      trunk: Observations to shared features; None if both take observations.
     """
 
     policy: Network
@@ -33,7 +33,7 @@ class ActorCriticNetwork(struct.Struct):
 
     @property
     def recurrent(self) -> bool:
-        """Whether one of them has memory."""
+        """Whether any group has memory."""
         return any(n.recurrent for n in self._networks().values())
 
     def _networks(self) -> dict[str, Network]:
@@ -66,7 +66,7 @@ class ActorCriticNetwork(struct.Struct):
     def act(
         self, params: Params, obs: Nest, carry: Carry = None, mask: Nest = None
     ) -> tuple[Any, Carry]:
-        """Returns the policy at observations `[B, ...]`, and the carry of all after the step.
+        """Returns the policy at observations `[B, ...]`, and the carry after the step.
 
         Args:
           params: As from `init`.
@@ -85,7 +85,7 @@ class ActorCriticNetwork(struct.Struct):
         return distribution, after or None
 
     def values(self, params: Params, obs: Nest, carry: Carry = None) -> tuple[tf.Tensor, Carry]:
-        """Returns V `[B]` at observations `[B, ...]`, and the carry that V needs after the step."""
+        """Returns V `[B]` at observations `[B, ...]`, and V's carry after the step."""
         features, after = self._features(params, obs, carry)
         value, own = self.value.step(params["value"], features, _of(carry, "value"))
         if self.value.recurrent:
@@ -110,7 +110,7 @@ class ActorCriticNetwork(struct.Struct):
         starts: tf.Tensor | None = None,
         mask: Nest = None,
     ) -> tuple[Any, tf.Tensor, Params]:
-        """Returns policy and values, with layers that differ in training in that mode.
+        """Returns policy and values, with layers in training mode.
 
         Args:
           params: As from `init`.
@@ -122,8 +122,8 @@ class ActorCriticNetwork(struct.Struct):
           mask: Which actions are valid, or None.
 
         Returns:
-          The distribution, V `[...]`, and `{group: parameters}` of the groups in which something
-          changes without a gradient, such as moving averages.
+          The distribution, V `[...]`, and `{group: parameters}` of the groups with changes other
+          than by gradients, such as moving averages.
         """
         keys: dict[str, Any] = dict.fromkeys(self.groups)
         if key is not None:
@@ -148,8 +148,8 @@ def _of(carry: Carry, name: str) -> Nest:
 
 
 def mask_argument(mask: Nest) -> dict[str, Nest]:
-    """Returns the argument of a policy network that is a mask, none where there is none.
+    """Returns the keyword argument `mask` of a policy network; empty without a mask.
 
-    So a user's own policy network need not know masks where there are none.
+    So a user's policy network need not support masks if the task has none.
     """
     return {} if mask is None else {"mask": mask}

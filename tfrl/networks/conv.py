@@ -40,7 +40,7 @@ def flat_maps(y: tf.Tensor) -> tf.Tensor:
 class ImageTorso(Torso):
     """Convolutions over an image, and one dense layer; subclasses have the fields below.
 
-    uint8 pixels are scaled to 0..1 here; other dtypes are taken as they are.
+    uint8 pixels are scaled to 0..1 here; other dtypes are not scaled.
 
     Attributes:
       hidden: The size of the dense layer.

@@ -1,4 +1,4 @@
-"""The network protocol, and the leading axes that every network takes."""
+"""The network protocol, and its leading axes."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ class Network(abc.ABC):
           spec: The spec of one input, without leading axes.
 
         Returns:
-          A nested dict of float32 tensors. A dict of exactly the items "params" and "state" holds
-          under "state" what no gradient trains, see `split_leaves`.
+          A nested dict of float32 tensors. In a dict of exactly the items "params" and "state",
+          gradients do not train "state", see `split_leaves`.
         """
 
     @abc.abstractmethod
@@ -48,8 +48,8 @@ class Network(abc.ABC):
     def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[Any, Params]:
         """Computes the output as a loss needs it, and the parameters after the call.
 
-        Layers that differ in training (BatchNormalization, Dropout) are in that mode. Here nothing
-        differs: networks with such layers override it.
+        Layers such as BatchNormalization and Dropout are in training mode. Networks with such
+        layers override this method.
 
         Args:
           params: As for `apply`.
@@ -57,15 +57,15 @@ class Network(abc.ABC):
           key: int32 [2], for layers that draw random numbers.
 
         Returns:
-          The output, and parameters like `params`, of which only the untrained leaves may differ.
+          The output, and parameters like `params`, with changes only in untrained leaves.
         """
         return self.apply(params, x), params
 
-    # Memory; the defaults are those of a network without.
+    # Memory; the defaults are for networks without memory.
 
     @property
     def recurrent(self) -> bool:
-        """Whether the output depends on what came before: then there is a carry."""
+        """Whether the network has memory and so a carry."""
         return False
 
     def initial_carry(self, batch_size: int) -> Nest:
@@ -88,7 +88,7 @@ class Network(abc.ABC):
     def unroll(
         self, params: Params, x: Nest, carry: Nest, starts: tf.Tensor, key: tf.Tensor | None
     ) -> tuple[Any, Params]:
-        """Goes over sequences as a loss needs it, see `apply_training`.
+        """Computes the outputs of sequences for a loss, see `apply_training`.
 
         Args:
           params: As for `apply`, not stacked.
@@ -110,20 +110,20 @@ class Torso(Network):
 
     @abc.abstractmethod
     def output_size(self, spec: Nest) -> int:
-        """Returns the number of features that come out for inputs of `spec`."""
+        """Returns the number of output features for inputs of `spec`."""
 
 
 def split_leaves(params: Nest) -> tuple[list[Any], list[Any]]:
-    """Splits the leaves of parameters into those that gradients train and the others.
+    """Splits the leaves of parameters into trained and untrained ones.
 
-    The others are under "state" in a dict of exactly the items "params" and "state", such as the
-    moving statistics in the parameters of a `KerasNetwork`.
+    Untrained leaves are under "state" in a dict of exactly the items "params" and "state", such as
+    the moving statistics of a `KerasNetwork`.
 
     Args:
       params: A nest of tensors or Variables.
 
     Returns:
-      The trained leaves and the others, each in the order of `tf.nest.flatten`.
+      The trained and the untrained leaves, each in the order of `tf.nest.flatten`.
     """
     trains = tf.nest.flatten(_trains(params))
     pairs = list(zip(tf.nest.flatten(params), trains, strict=True))
@@ -149,8 +149,8 @@ def init_population(init: Callable[..., Params], key: tf.Tensor, num: int, *spec
     Args:
       init: A network's `init`.
       key: int32 [2].
-      num: How many members.
-      *specs: What `init` takes after the key.
+      num: Number of members.
+      *specs: Arguments of `init` after the key.
     """
     return struct.stack([init(seeding.fold_in(key, i), *specs) for i in range(num)])
 
@@ -166,8 +166,8 @@ def fold(
       stacked: Whether the first axis is that of a population.
 
     Returns:
-      `[N, *event]` or `[P, N, *event]`, and the function that gives an output `[N, F]` or
-      `[P, N, F]` the leading axes of `x` again.
+      `[N, *event]` or `[P, N, *event]`, and a function that restores the leading axes of `x` in an
+      output `[N, F]` or `[P, N, F]`.
     """
     lead = x.shape.rank - event_rank
     kept = 1 if stacked else 0

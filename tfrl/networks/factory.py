@@ -46,8 +46,8 @@ class ObservationTorso(Torso):
     Attributes:
       obs_spec: The nest of specs of one observation.
       body: The torso that takes the result.
-      obs_key: Take this item of a Dict observation ("a/b" for a nested one) and leave the rest;
-        None for all leaves, concatenated in `tf.nest` order.
+      obs_key: Use only this item of a Dict observation ("a/b" for a nested one); None for all
+        leaves, concatenated in `tf.nest` order.
       one_hot: Encode Discrete and MultiDiscrete leaves as one-hot vectors, not as numbers.
     """
 
@@ -61,7 +61,7 @@ class ObservationTorso(Torso):
         self.choose(self.obs_spec)
 
     def choose(self, nest: Nest) -> Nest:
-        """Returns the item `obs_key` of a nest of observations or specs; all of it without key."""
+        """Returns the item `obs_key` of a nest of observations or specs, or all of it."""
         for name in self.obs_key.split("/") if self.obs_key is not None else ():
             if not isinstance(nest, dict) or name not in nest:
                 known = list(nest) if isinstance(nest, dict) else []
@@ -75,7 +75,7 @@ class ObservationTorso(Torso):
         return nest
 
     def _as_it_is(self) -> bool:
-        """Whether the body takes the observation unflattened: an image for a CNN."""
+        """Whether the body takes the unflattened observation: an image for a CNN."""
         spec = self.choose(self.obs_spec)
         return self.body.input_rank > 1 and specs.is_spec(spec)
 
@@ -127,8 +127,8 @@ class StateActionTorso(Torso):
     It takes the tuple (observation, action); the action is any nest of float vectors.
 
     Attributes:
-      encoder: Observations to features: `make_torso(obs_spec)` for images, with `hidden=()` for
-        anything flat, which then goes into the body as it is.
+      encoder: Observations to features: `make_torso(obs_spec)` for images; with `hidden=()` flat
+        observations go into the body unchanged.
       body: Features and action to features.
     """
 
@@ -203,8 +203,8 @@ def make_torso(
         rank 3), else an MLP.
       obs_key: Take this item of a Dict observation only.
       one_hot: Encode Discrete and MultiDiscrete leaves as one-hot vectors.
-      hidden: Sizes of the dense layers; a CNN takes one. None for the network's default.
-      activation: None for the network's default, as the following.
+      hidden: Sizes of the dense layers; a CNN has one. None for the network's default.
+      activation: None for the network's default; also below.
       kernel_init: "orthogonal", "lecun_normal" or "lecun_uniform".
       kernel_scale: The gain of the initialiser.
       layer_norm: Layer normalisation in an MLP.

@@ -22,13 +22,13 @@ def _head(params: Params, x: tf.Tensor) -> tf.Tensor:
 
 
 class HeadedNetwork(Network):
-    """A network whose output is computed from the features of a torso."""
+    """A network with an output head on the features of a torso."""
 
     torso: Torso
 
     @staticmethod
     def head_rank(params: Params) -> int:
-        """Returns the axes of a head's kernel: 2, and one for each axis of stacked parameters."""
+        """Returns the rank of a head's kernel: 2, plus the axes of stacked parameters."""
         heads = (own for name, own in params.items() if name != "torso" and "kernel" in own)
         return next(heads)["kernel"].shape.rank  # type: ignore[no-any-return]
 
@@ -70,8 +70,8 @@ class PolicyNetwork(HeadedNetwork):
     Attributes:
       torso: Observations to features.
       distribution: Outputs to a distribution, see `tfrl.distributions.make_distribution`.
-      head_scale: The gain of the head's orthogonal kernel; small, so that the first policy is
-        nearly uniform.
+      head_scale: The gain of the head's orthogonal kernel; small, for a nearly uniform initial
+        policy.
     """
 
     torso: Torso
@@ -228,7 +228,7 @@ def resolve_rule(rule: str) -> str:
     """Returns "batched" or "unstacked"; "auto" is unstacked unless there is a GPU or TPU.
 
     On a CPU n plain matmuls are a quarter to a third faster than one batched matmul; on
-    accelerators one large operation is. It is decided while tracing.
+    accelerators one large operation is faster. The choice is made at tracing.
     """
     if rule != "auto":
         return rule
@@ -245,17 +245,17 @@ class CriticEnsemble(Network, struct.Struct):
     With a population, parameters are `[P, n, ...]`, inputs `[P, ...]` and values `[P, n, ...]`.
 
     Attributes:
-      torso: Takes the tuple (observation, action), or with `num_actions` the observation; an MLP
-        concatenates vectors, make_torso with the tuple of specs takes all else. None if there is
-        a `network`.
+      torso: Takes the tuple (observation, action), or with `num_actions` the observation. An MLP
+        concatenates vectors; use make_torso with the tuple of specs for other inputs. None if there
+        is a `network`.
       num_critics: n.
-      num_actions: How many discrete actions each critic has a value of; None for critics that take
-        the action.
+      num_actions: The number of discrete actions of each critic; None for critics with the action
+        as input.
       head_scale: The gain of the heads' orthogonal kernels.
-      apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
-        give the same values up to rounding, or "auto" (the faster on the device).
-      network: One critic whole, in the place of a torso, such as a `QNetwork` of quantiles. Others
-        than torsos with linear heads are unstacked, and not for populations.
+      apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), with
+        equal values up to rounding, or "auto" (the faster on the device).
+      network: A whole critic instead of a torso, such as a `QNetwork` of quantiles. It is applied
+        unstacked and does not support populations.
     """
 
     torso: Torso | None = None
@@ -266,7 +266,7 @@ class CriticEnsemble(Network, struct.Struct):
     network: Network | None = None
 
     def __post_init__(self) -> None:
-        """Checks the rule, and that there is either a torso or a network."""
+        """Checks the rule, and that exactly one of torso and network is set."""
         if (self.torso is None) == (self.network is None):
             raise UserError(
                 "CriticEnsemble",
@@ -291,8 +291,8 @@ class CriticEnsemble(Network, struct.Struct):
 
         Args:
           key: int32 [2].
-          spec: What the torso takes: the tuple (observation spec, action spec), or with
-            `num_actions` the observation spec.
+          spec: The tuple (observation spec, action spec), or with `num_actions` the observation
+            spec.
         """
         keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
         return struct.stack([self.member.init(k, spec) for k in keys])
@@ -327,7 +327,7 @@ class CriticEnsemble(Network, struct.Struct):
         members = zip(_unstack(params, 0, self.num_critics), keys, strict=True)
         outputs = [self.member.apply_training(p, x, k) for p, k in members]
         values = tf.stack([y for y, _ in outputs])
-        # What only gradients train is as it was.
+        # Leaves trained only by gradients are unchanged.
         return values, struct.stack([p for _, p in outputs]) if split_leaves(params)[1] else params
 
     def _unstacked(self) -> bool:

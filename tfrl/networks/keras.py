@@ -1,4 +1,4 @@
-"""A user's Keras model as a network of ours."""
+"""A user's Keras model as a network."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +16,16 @@ class KerasNetwork(Torso):
 
     Parameters are `{"params": {...}, "state": {...}}`: the trainable weights, and the others, such
     as the moving statistics of BatchNormalization, with names like "000_kernel" that do not depend
-    on how many layers Keras has named before. No gradient flows to `state` and no optimizer has
-    it; losses call `apply_training`, and the Learner writes back the `state` that it returns.
-    Random layers (Dropout, GaussianNoise, ...) draw from the key argument, the same bits on
-    every path.
+    on Keras' global name counters. No gradient flows to `state` and no optimizer trains it; losses
+    call `apply_training`, and the Learner writes back the `state` that it returns. Random layers
+    (Dropout, GaussianNoise, ...) draw from the key argument, the same bits on every path.
 
-    Not covered: regularisation losses of layers, and draws of a layer of the user's own from
-    `tf.random` directly. `call` methods must not be decorated with tf.function.
+    Not supported: regularisation losses of layers, and custom layers that draw from `tf.random`.
+    `call` methods must not be decorated with tf.function.
 
     Attributes:
-      model_fn: Makes the model, without arguments; networks with the same function are equal.
+      model_fn: A function without arguments that makes the model; networks with the same function
+        are equal.
       spec: The nest of specs of one input, as the model takes it.
       template: The model that is traced; its own variables are never used.
     """
@@ -142,11 +142,11 @@ class KerasNetwork(Torso):
     def call(
         self, params: Params, x: Nest, training: bool, key: tf.Tensor | None
     ) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Calls the model on inputs as they are, with what leading axes it takes itself.
+        """Calls the model on unchanged inputs, with the model's own leading axes.
 
         Args:
           params: As from `init`, not stacked.
-          x: The inputs; `apply` gives the model one batch axis, here there may be others.
+          x: The inputs; `apply` passes one batch axis, but here there may be others.
           training: As of `apply`.
           key: As of `apply`.
 

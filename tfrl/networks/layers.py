@@ -37,12 +37,12 @@ def activation(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def fan_in(shape: Sequence[int]) -> int:
-    """Returns how many inputs one output of a kernel `[..., in, out]` has."""
+    """Returns the number of inputs per output of a kernel `[..., in, out]`."""
     return math.prod(shape[:-1])
 
 
 def orthogonal(key: tf.Tensor, shape: Sequence[int], scale: float = 1.0) -> tf.Tensor:
-    """Draws a kernel with orthogonal columns (rows, if there are fewer), uniformly among these.
+    """Draws a uniformly random kernel with orthogonal columns (or rows, if fewer).
 
     Q^T Q = scale^2 I, for the kernel as a matrix `[prod(shape[:-1]), shape[-1]]`.
 
@@ -151,7 +151,7 @@ def init_conv(
 
 
 def conv(params: Params, x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
-    """Convolves images; the members of a population one after the other.
+    """Convolves images; members of a population run one after the other.
 
     Args:
       params: kernel `[k, k, in, out]` and bias `[out]`, or both with a leading axis P.

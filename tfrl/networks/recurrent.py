@@ -1,4 +1,4 @@
-"""Recurrent torsos: features of all that an episode has shown so far."""
+"""Recurrent torsos: features of the episode's observations so far."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from tfrl.networks import layers
 from tfrl.networks.core import Nest, Params, Torso, fold
 from tfrl.networks.layers import initializer
 
-# How many blocks of `size` columns the kernels of a cell have.
+# Blocks of `size` columns in a cell's kernels.
 _GATES = {"gru": 3, "lstm": 4}
-# Added to the forget gate, so that a fresh cell remembers (Jozefowicz et al. 2015, section 4.3,
+# Added to the forget gate, so that a new cell remembers (Jozefowicz et al. 2015, section 4.3,
 # https://proceedings.mlr.press/v37/jozefowicz15.html).
 _FORGET_BIAS = 1.0
 
@@ -30,14 +30,14 @@ class RecurrentTorso(Torso):
     in cuDNN):
       n = tanh(W x + r (U h + b)),  h' = (1 - z) n + z h
 
-    The carry is `{"hidden": [B, size]}`, with `"cell": [B, size]` of an LSTM; zeros at the start of
-    an episode. `step` is for acting, `unroll` for losses; there is no `apply`, since an output
+    The carry is `{"hidden": [B, size]}`, plus `"cell": [B, size]` for an LSTM; zeros at the start
+    of an episode. `step` is for acting, `unroll` for losses; there is no `apply`, since the output
     needs a carry.
 
     Attributes:
       body: Observations to the features that the cell takes.
       cell: "lstm" or "gru".
-      size: Features that come out, and size of the carry.
+      size: Number of output features, and size of the carry.
       kernel_init: "orthogonal", "lecun_normal" or "lecun_uniform".
       kernel_scale: The gain of the initialiser.
     """
@@ -115,7 +115,7 @@ class RecurrentTorso(Torso):
           Features `[B, size]`, and the carry after the step.
 
         Raises:
-          UserError: Without a carry, since zeros in every step would be another policy.
+          UserError: Without a carry, since zeros in every step would change the policy.
         """
         _check_carry(carry)
         projected, restore = self._projected(params, self.body.apply(params["body"], x))
@@ -143,7 +143,7 @@ class RecurrentTorso(Torso):
         """
         _check_carry(carry)
         features, body = self.body.unroll(params["body"], x, None, starts, key)
-        # All inputs in one matmul: only the recurrent one has to wait for the step before it.
+        # All inputs in one matmul: only the recurrent product depends on the previous step.
         projected, restore = self._projected(params, features)
         hidden = self._scan(params["recurrent"], restore(projected), carry, starts)
         return hidden, {**params, "body": body}
@@ -167,7 +167,7 @@ class RecurrentTorso(Torso):
             after = self._cell(recurrent, tf.gather(projected, t), before)
             return t + 1, after, outputs.write(t, after["hidden"])
 
-        # XLA differentiates a loop only if it knows how long it is at most.
+        # XLA differentiates a loop only with a known maximum length.
         *_, outputs = tf.while_loop(
             lambda t, *_: t < steps,
             body,
@@ -192,7 +192,7 @@ class RecurrentTorso(Torso):
 
 
 def _check_carry(carry: Nest) -> None:
-    """Refuses to begin with zeros in silence: in every step that would be another policy."""
+    """Raises an error without a carry: silent zeros in every step would change the policy."""
     if carry is None:
         raise UserError(
             "RecurrentTorso",

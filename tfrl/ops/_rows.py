@@ -1,4 +1,4 @@
-"""What the time-major operations share: rows of episodes, and the linear recurrence over them."""
+"""Helpers of the time-major operations: rows of episodes, and the linear recurrence."""
 
 from typing import Any, NamedTuple
 
@@ -7,20 +7,20 @@ import tensorflow as tf
 from tfrl import checks
 from tfrl.errors import UserError
 
-# Elements up to which a number is spread over the shape of what it stands beside.
+# A number is broadcast up to this many elements.
 _SMALL = 4096
 
 
 def where(condition: Any, x: tf.Tensor, y: Any) -> tf.Tensor:
-    """Returns x where a condition holds and y elsewhere, the condition aligned at leading axes.
+    """Returns x where `condition` is True, else y; the condition aligns at the leading axes.
 
-    The kernel of `tf.where` is made to broadcast. On a CPU it takes some 4 microseconds for a
-    number, and several times the time of one that does not where it does; the older kernel, which
-    takes equal shapes, numbers and rows, takes 2.
+    The kernel of `tf.where` supports broadcasting. On a CPU it takes about 4 microseconds for a
+    number, and several times as long if it broadcasts; the older kernel, for equal shapes, numbers
+    and rows, takes 2.
 
     Args:
-      condition: bool [...], a scalar too; an array or a tensor. Of an unknown number of axes it
-        stands as in `tf.where`.
+      condition: bool [...] or scalar, array or tensor. With unknown rank it broadcasts as in
+        `tf.where`.
       x: [..., *more].
       y: Of the shape and dtype of `x`, or a number.
     """
@@ -44,19 +44,19 @@ def expand(x: tf.Tensor, rank: int) -> tf.Tensor:
     return x
 
 
-# Rows a block of the recurrence. Measured for T=128, B=4..1024 on CPU: in graph mode blocks of 8
+# Rows per block of the recurrence. Measured for T=128, B=4..1024 on CPU: in graph mode blocks of 8
 # take 35-190 us (a reverse tf.scan 720-830 us), under XLA 4-120 us (scan 4-70 us).
 _BLOCK = 8
 
 
 class Rows(NamedTuple):
-    """What the ends and the mask say about each row, all of the shape of `termination`.
+    """Per-row values derived from ends and mask, with the shape of `termination`.
 
     Attributes:
       discount: float32, gamma (1 - termination); 0 in masked rows.
-      bootstraps: bool, whether V(o_{t+1}) counts: valid and not terminated.
-      follows: bool, whether row t+1 goes on with the episode of row t; False in the last row.
-      valid: bool, the mask, or None when every row counts.
+      bootstraps: bool, whether to bootstrap from V(o_{t+1}): valid and not terminated.
+      follows: bool, whether row t+1 continues the episode of row t; False in the last row.
+      valid: bool, the mask, or None if all rows are valid.
     """
 
     discount: tf.Tensor
@@ -66,13 +66,13 @@ class Rows(NamedTuple):
 
 
 def rows(termination: Any, truncation: Any, discount: Any, mask: Any = None) -> Rows:
-    """Works out the rows of time-major episodes.
+    """Computes the `Rows` of time-major episodes.
 
     Args:
       termination: bool [T, ...].
       truncation: bool [T, ...].
       discount: A float, or float32 broadcastable to [T, ...].
-      mask: bool [T, ...], True where a row counts, or None.
+      mask: bool [T, ...], True for valid rows, or None.
 
     Returns:
       The rows.
@@ -94,7 +94,7 @@ def rows(termination: Any, truncation: Any, discount: Any, mask: Any = None) -> 
         bootstraps = tf.logical_and(bootstraps, mask)
     follows = tf.concat([goes_on[:-1], tf.zeros_like(goes_on[-1:])], axis=0)
     gamma = per_row(discount, termination)
-    # A select, not a product: what stands in a row that does not count may be NaN.
+    # A select, not a product: invalid rows may contain NaN.
     gamma = tf.where(bootstraps, gamma, tf.zeros_like(gamma))
     return Rows(discount=gamma, bootstraps=bootstraps, follows=follows, valid=mask)
 
@@ -123,7 +123,7 @@ def per_row(x: Any, like: tf.Tensor) -> tf.Tensor:
 def select(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
     """Returns x where the condition holds and 0 elsewhere, aligned at the leading axes.
 
-    Neither a value nor a gradient passes from where it does not hold, NaN included.
+    Neither values nor gradients pass where it is False, NaN included.
     """
     if condition is None:
         return x
@@ -134,7 +134,7 @@ def column(name: str, x: Any, row: Rows, rank: int = 0) -> tf.Tensor:
     """Converts a time-major input and puts 0 in the masked rows.
 
     Args:
-      name: What a message calls it.
+      name: Its name in messages.
       x: float32 [T, ..., *more]; its leading axes are those of the rows.
       row: The rows.
       rank: The least rank of the result; axes of size 1 are appended.
@@ -148,7 +148,7 @@ def column(name: str, x: Any, row: Rows, rank: int = 0) -> tf.Tensor:
 
 
 def columns(row: Rows, **inputs: Any) -> list[tf.Tensor]:
-    """Converts several inputs with `column` and gives all the largest of their ranks."""
+    """Converts several inputs with `column`, all to the largest of their ranks."""
     tensors = [column(name, x, row) for name, x in inputs.items()]
     rank = max(x.shape.rank for x in tensors)
     return [expand(x, rank) for x in tensors]
@@ -160,7 +160,7 @@ def shift(x: tf.Tensor) -> tf.Tensor:
 
 
 def take_action(values: tf.Tensor, action: Any) -> tf.Tensor:
-    """Returns values[..., action]; an action outside [0, A), as in a masked row, gives 0.
+    """Returns values[..., action], or 0 for an action outside [0, A), as in masked rows.
 
     Args:
       values: float32 [..., A].
@@ -176,10 +176,10 @@ def take_action(values: tf.Tensor, action: Any) -> tf.Tensor:
 def linear_recurrence(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Computes x_t = b_t + a_t x_{t+1} backwards in time, x_T = 0.
 
-    The maps x -> b + a x compose to maps of the same form. Blocks of rows are composed side by
-    side, one row of all blocks at a time; the recurrence over the blocks' composed maps gives what
-    enters each block. It takes about 2 `_BLOCK` operations for each power of `_BLOCK` in T,
-    instead of a loop over T.
+    The maps x -> b + a x compose to maps of the same form. All blocks of rows are composed in
+    parallel, one row at a time; the recurrence over the composed maps gives the input of each
+    block. It takes about 2 `_BLOCK` operations for each power of `_BLOCK` in T, instead of a loop
+    over T.
 
     Args:
       a: float32 [T, ...], T static.

@@ -1,12 +1,12 @@
 """Multistep returns and advantages of time-major rows with terminations and truncations.
 
 All functions take `[T, ...]`, usually `[T, B]`. `termination` and `truncation` give the leading
-axes; the other inputs may have more axes behind them (several critics, several rewards), which
+axes; the other inputs may have more trailing axes (several critics, several rewards), which
 broadcast against each other. `next_value` is V(o_{t+1}) at the true successor: at a truncation it
-is the value of the last observation of the episode, never of the one after the reset.
+is the value of the episode's last observation, never of the reset one.
 
-A row whose `mask` is False has no influence on any other row whatever it holds, NaN included;
-its results are 0, and the row before it is treated as the last of its episode. Gradients flow
+A row with `mask` False never affects other rows, even if it contains NaN; its results are 0, and
+the previous row counts as the last of its episode. Gradients flow
 through every result: use `tf.stop_gradient` for a target.
 """
 
@@ -47,7 +47,7 @@ def gae(
       truncation: bool [T, B].
       discount: gamma, a float or float32 broadcastable to [T, B].
       lambda_: A float or float32 broadcastable to [T, B].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       (advantage, value_target), float32 [T, B] each, 0 in masked rows.
@@ -81,7 +81,7 @@ def lambda_returns(
 
       G_t = r_t + gamma (1 - termination_t) [(1 - lambda) V(o_{t+1}) + lambda G_{t+1}]
 
-    At a truncation and in the last row V(o_{t+1}) stands in place of G_{t+1}.
+    At a truncation and in the last row V(o_{t+1}) replaces G_{t+1}.
 
     Source: Sutton and Barto 2018, section 12.8, http://incompleteideas.net/book/the-book.html;
     with function approximation as in rlax, https://github.com/google-deepmind/rlax.
@@ -93,7 +93,7 @@ def lambda_returns(
       truncation: bool [T, B].
       discount: gamma, a float or float32 broadcastable to [T, B].
       lambda_: A float or float32 broadcastable to [T, B].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -126,8 +126,8 @@ def n_step_returns(
 
       G_t = sum_{k < m} gamma^k r_{t+k} + gamma^m (1 - termination_{t+m-1}) V(o_{t+m})
 
-    where m is n, or less when the episode or the rows end before: a tail shorter than n, or an
-    end, bootstraps from the last `next_value` that it reaches.
+    where m is n, or less if the episode or the rows end earlier: a tail shorter than n, or an end,
+    bootstraps from its last `next_value`.
 
     Source: Sutton and Barto 2018, equation 7.1, http://incompleteideas.net/book/the-book.html.
 
@@ -138,7 +138,7 @@ def n_step_returns(
       truncation: bool [T, B].
       discount: gamma, a float or float32 broadcastable to [T, B].
       n: Number of rewards, at least 1 (static).
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -176,8 +176,8 @@ def discounted_returns(
 
       G_t = r_t + gamma G_{t+1}
 
-    with gamma V(o_{t+1}) in place of the second term at a truncation and in the last row (0
-    without `next_value`), and 0 at a termination.
+    where the second term is gamma V(o_{t+1}) at a truncation and in the last row (0 without
+    `next_value`), and 0 at a termination.
 
     Source: Sutton and Barto 2018, equation 3.9, http://incompleteideas.net/book/the-book.html.
 
@@ -187,7 +187,7 @@ def discounted_returns(
       truncation: bool [T, B].
       discount: gamma, a float or float32 broadcastable to [T, B].
       next_value: float32 [T, B], V(o_{t+1}) at the true successor, or None to sum rewards only.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -208,7 +208,7 @@ def discounted_returns(
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns; no gradient flows through either.
+    """Results of `vtrace`, without gradients.
 
     Attributes:
       value_target: float32 [T, B], vs_t.
@@ -233,7 +233,7 @@ def vtrace(
     clip_pg_rho: Any = 1.0,
     mask: Any = None,
 ) -> VTrace:
-    """Corrects values and advantages of another policy's rows by clipped importance weights.
+    """V-trace: off-policy corrected value targets and advantages.
 
       delta_t = min(clip_rho, rho_t) (r_t + gamma V(o_{t+1}) - V(o_t))
       vs_t = V(o_t) + e_t,  e_t = delta_t + gamma lambda min(1, rho_t) e_{t+1}
@@ -241,8 +241,8 @@ def vtrace(
                        (r_t + gamma (lambda vs_{t+1} + (1 - lambda) V(o_{t+1})) - V(o_t))
 
     with gamma (1 - termination_t) for gamma. e_{t+1} is cut at a termination, at a truncation and
-    in the last row, and there V(o_{t+1}) stands in place of vs_{t+1}. A masked row has no
-    influence on any other row; its results are 0.
+    in the last row, where V(o_{t+1}) replaces vs_{t+1}. A masked row never affects other rows; its
+    results are 0.
 
     Source: Espeholt et al. 2018, equation 1 and remark 2, https://arxiv.org/abs/1802.01561; where
     lambda enters the advantage: https://github.com/google-deepmind/rlax (rlax/_src/vtrace.py).
@@ -256,9 +256,9 @@ def vtrace(
       rho: float32 [T, B], pi(a_t | o_t) / mu(a_t | o_t), not its logarithm.
       discount: gamma, a float or float32 broadcastable to [T, B].
       lambda_: A float or float32 broadcastable to [T, B].
-      clip_rho: Largest weight of a temporal difference.
-      clip_pg_rho: Largest weight of an advantage; None for advantages without a weight.
-      mask: bool [T, B], True where a row counts, or None.
+      clip_rho: Maximum weight of a temporal difference.
+      clip_pg_rho: Maximum weight of an advantage; None for unweighted advantages.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       The targets and advantages.
@@ -313,14 +313,14 @@ def retrace(
       error_t = G_t - Q(o_t, a_t)
 
     with gamma (1 - termination_t) for gamma; c_{t+1} is 0 at a truncation and in the last row.
-    No gradient flows through G_t. A masked row has no influence on any other row; its result is 0.
-    `next_action` and `next_mu` are not looked at in the last row of an episode or of the rows.
+    No gradient flows through G_t. A masked row never affects other rows; its result is 0.
+    `next_action` and `next_mu` are ignored in the last row of an episode or of the rows.
 
     Source: Munos et al. 2016, section 3, https://arxiv.org/abs/1606.02647; computed as
     https://github.com/google-deepmind/rlax (`retrace`).
 
     Args:
-      q: float32 [T, B, A], Q(o_t, .) that learns.
+      q: float32 [T, B, A], Q(o_t, .) with gradient.
       next_q: float32 [T, B, A], Q(o_{t+1}, .) at the true successor, usually of a target network.
       action: integer [T, B], a_t.
       next_action: integer [T, B], a_{t+1}.
@@ -331,7 +331,7 @@ def retrace(
       next_mu: float32 [T, B], probability mu(a_{t+1} | o_{t+1}) of the behaviour policy.
       discount: gamma, a float or float32 broadcastable to [T, B].
       lambda_: A float or float32 broadcastable to [T, B].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.

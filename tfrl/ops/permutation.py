@@ -1,9 +1,9 @@
 """Keyed pseudo-random permutations without a sort.
 
 A Feistel network permutes the pairs (l, r) of Z_a x Z_b by rounds l += f(r) mod a and
-r += f(l) mod b, for any function f; with a b >= n as near to n as possible, and the few images
-beyond n walked along their cycles until they are below, it permutes 0..n-1. Sizes small enough for
-the network to be visibly not uniform are sorted instead.
+r += f(l) mod b, for any function f; with a b >= n as near to n as possible, and with cycle walking
+for the few images beyond n, it permutes 0..n-1. Small sizes, for which the network is visibly
+non-uniform, use a sort.
 """
 
 import math
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tfrl import checks, seeding
 
-# The sort of this many takes as long as the network, and its orders are uniform.
+# At this size a sort is as fast as the network, and uniform.
 _SORT_UP_TO = 256
 _ROUNDS = 8
-# Halves of the network are at most this much apart, so that each round still mixes.
+# Maximum difference of the network's halves, so that each round still mixes.
 _LARGEST_ASPECT = 8
-# Shifts and factors of the mix of 32 bits.
+# Shifts and factors of the 32-bit mix.
 _MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
 
 
@@ -56,10 +56,10 @@ def _feistel_permutation(key: tf.Tensor, n: int) -> tf.Tensor:
     images = _encrypt(_uint_range(0, size), round_keys, sizes)
     if size == n:
         return images
-    # A row whose image is z >= n takes what the walk on from z ends at. There are at most size - n
-    # such z: walk these, and write where each came from. One that came from beyond n belongs to no
-    # row, and may be on a cycle without an end below n: it starts at 0, which is an end already,
-    # and what it writes is cut off.
+    # A row whose image z is >= n takes the end of the walk from z. There are at most size - n such
+    # z: walk these, and write the result to the row of each. A z whose preimage is beyond n belongs
+    # to no row, and its cycle may not reach below n: it starts at 0, an end, and its write is cut
+    # off.
     outside = _uint_range(n, size)
     limit = tf.constant(n, tf.uint32)
     came_from = _decrypt(outside, round_keys, sizes)
@@ -107,7 +107,7 @@ def _on_host(key: tf.Tensor, n: int) -> np.ndarray:
 
 
 def _domain(n: int) -> tuple[int, int]:
-    """The factors (a, b) with the least product >= n among nearly square ones."""
+    """The nearly square factors (a, b) with the smallest product >= n."""
     root = math.isqrt(n - 1) + 1
     lowest = max(2, math.isqrt(n // _LARGEST_ASPECT))
     return min(((a, -(-n // a)) for a in range(root, lowest - 1, -1)), key=lambda ab: ab[0] * ab[1])
@@ -118,7 +118,7 @@ def _uint_range(start: int, stop: int) -> tf.Tensor:
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
-    """A bijection of 32 bits in which every input bit moves about half of the output bits."""
+    """A 32-bit bijection: each input bit flips about half of the output bits."""
     for shift, factor in _MIX:
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
         x = x * tf.constant(factor, tf.uint32)
@@ -133,7 +133,7 @@ def _mod(x: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _round(half: tf.Tensor, round_key: tf.Tensor, modulus: int) -> tf.Tensor:
-    """What a round adds to the other half."""
+    """The value that a round adds to the other half."""
     return _mod(_mix(tf.bitwise.bitwise_xor(half, round_key)), modulus)
 
 

@@ -7,19 +7,19 @@ import tensorflow as tf
 from tfrl import checks
 from tfrl.ops import _rows, reduce
 
-# exp(40) = 2e17 leaves room in float32 for the products behind it; a ratio beyond it is none.
+# exp(40) = 2e17 leaves room in float32 for later products; larger ratios are meaningless.
 _LARGEST_LOG_RATIO = 40.0
 
 
 def log_ratio(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
-    """The logarithm of new(a) / old(a), kept where its exponential is a usable float32.
+    """The logarithm of new(a) / old(a), clipped so that its exponential is a usable float32.
 
       log r = clip(log new(a) - log old(a), -40, 40)
 
     Args:
       log_prob: float32 [T, B], log new(a).
       old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 (a ratio of 1) in masked rows; the gradient is 0 beyond the bounds.
@@ -44,7 +44,7 @@ def kl_k1(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
     Args:
       log_prob: float32 [T, B], log new(a).
       old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -62,7 +62,7 @@ def kl_k2(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
     Args:
       log_prob: float32 [T, B], log new(a).
       old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -80,7 +80,7 @@ def kl_k3(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
     Args:
       log_prob: float32 [T, B], log new(a).
       old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 [T, B], 0 in masked rows.
@@ -91,11 +91,11 @@ def kl_k3(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
 
 
 class PPOClipExtra(NamedTuple):
-    """What `ppo_clip_loss` tells beside the loss; no gradient flows through it.
+    """Extra results of `ppo_clip_loss`, without gradients.
 
     Attributes:
       ratio: float32 [T, B], new(a_t) / old(a_t); 1 in masked rows.
-      clip_fraction: float32 scalar, share of the rows whose ratio is outside 1 +- clip.
+      clip_fraction: float32 scalar, share of rows with a ratio outside 1 +- clip.
       approx_kl: float32 scalar, mean k3 estimate of KL[old || new].
     """
 
@@ -120,16 +120,16 @@ def ppo_clip_loss(
     Source: Schulman et al. 2017, equation 7, https://arxiv.org/abs/1707.06347.
 
     Args:
-      log_prob: float32 [T, B], log-probability of a_t under the policy that learns.
-      old_log_prob: float32 [T, B], that under the policy that acted.
+      log_prob: float32 [T, B], log-probability of a_t under the current policy.
+      old_log_prob: float32 [T, B], under the behaviour policy.
       advantage: float32 [T, B]; no gradient flows through it.
       clip: Half width of the interval, a float or a float32 scalar.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask.
 
     Returns:
-      (loss, extra), the loss a float32 scalar. With a `denominator` the means in `extra` are
-      shares of the global means, too.
+      (loss, extra), the loss a float32 scalar. With a `denominator`, the means in `extra` are also
+      shares of the global means.
 
     Raises:
       UserError: When shapes or dtypes do not fit.
@@ -169,7 +169,7 @@ def policy_gradient_loss(
     Args:
       log_prob: float32 [T, B], log pi(a_t | o_t).
       advantage: float32 [T, B], A_t; no gradient flows through it.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask.
 
     Returns:
@@ -196,7 +196,7 @@ def entropy_loss(*, entropy: Any, mask: Any = None, denominator: Any = None) -> 
 
     Args:
       entropy: float32 [T, B], nats.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask.
 
     Returns:

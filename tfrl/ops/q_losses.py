@@ -1,8 +1,8 @@
 """One-step temporal-difference losses of action values over discrete actions.
 
-Each is `td_loss` of the taken action's value; they differ in what they bootstrap from. The keyword
-arguments that they hand on (`reward`, `termination`, `discount`, `mask`, `weights`, `huber_delta`,
-`denominator`) mean what they mean there.
+Each is `td_loss` of the taken action's value, with a different bootstrap value. The other keyword
+arguments (`reward`, `termination`, `discount`, `mask`, `weights`, `huber_delta`, `denominator`) are
+those of `td_loss`.
 """
 
 from typing import Any
@@ -14,8 +14,7 @@ from tfrl.ops import _rows
 from tfrl.ops._rows import take_action
 from tfrl.ops.value_losses import TDExtra, td_loss
 
-# The value of an action that cannot be taken: less than any real one, and finite, so that a product
-# with a discount of 0 is 0.
+# The value of invalid actions: below all real values, and finite, so that a discount of 0 gives 0.
 _INVALID = -1e30
 
 
@@ -39,13 +38,13 @@ def q_learning_loss(
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
 
     Args:
-      q: float32 [..., A], Q(o, .) that learns.
+      q: float32 [..., A], Q(o, .) with gradient.
       action: integer [...], the action taken.
       next_q: float32 [..., A], Q_target(o', .) at the true successor; no gradient.
       reward: float32 [...].
       termination: bool [...].
       discount: gamma, a float or float32 broadcastable to [...].
-      mask: bool [...], True where a row counts, or None.
+      mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
       denominator: Number of valid rows to divide by instead of those of the mask.
@@ -91,14 +90,14 @@ def double_q_learning_loss(
     Source: van Hasselt et al. 2016, equation 4, https://arxiv.org/abs/1509.06461.
 
     Args:
-      q: float32 [..., A], Q(o, .) that learns.
+      q: float32 [..., A], Q(o, .) with gradient.
       action: integer [...], the action taken.
       next_q: float32 [..., A], Q_target(o', .) at the true successor; no gradient.
-      next_q_selector: float32 [..., A], Q(o', .) of the network that learns; no gradient.
+      next_q_selector: float32 [..., A], Q(o', .) of the online network; no gradient.
       reward: float32 [...].
       termination: bool [...].
       discount: gamma, a float or float32 broadcastable to [...].
-      mask: bool [...], True where a row counts, or None.
+      mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
       denominator: Number of valid rows to divide by instead of those of the mask.
@@ -145,14 +144,14 @@ def expected_sarsa_loss(
     Source: Sutton and Barto 2018, equation 6.9, http://incompleteideas.net/book/the-book.html.
 
     Args:
-      q: float32 [..., A], Q(o, .) that learns.
+      q: float32 [..., A], Q(o, .) with gradient.
       action: integer [...], the action taken.
       next_q: float32 [..., A], Q_target(o', .) at the true successor; no gradient.
       next_pi: float32 [..., A], probabilities pi(. | o'); no gradient.
       reward: float32 [...].
       termination: bool [...].
       discount: gamma, a float or float32 broadcastable to [...].
-      mask: bool [...], True where a row counts, or None.
+      mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
       denominator: Number of valid rows to divide by instead of those of the mask.
@@ -179,17 +178,17 @@ def expected_sarsa_loss(
 
 
 def mask_action_values(values: Any, mask: Any) -> tf.Tensor:
-    """Puts a very small value in place of those of invalid actions, for a maximum over actions.
+    """Replaces the values of invalid actions with a very low value, for a maximum over actions.
 
-    A row without any valid action keeps its values: such a row is of no consequence, and its
-    maximum stays finite and of the size of the others.
+    A row without valid actions keeps its values, so that its unused maximum stays finite and of
+    normal size.
 
     Args:
       values: float32 [..., A].
       mask: bool (or numbers) [..., A], True for the valid actions; None for all.
 
     Returns:
-      float32 [..., A]; no gradient flows through the values that were replaced.
+      float32 [..., A]; no gradient flows through replaced values.
 
     Raises:
       UserError: When shapes or dtypes do not fit.

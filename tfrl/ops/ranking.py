@@ -13,17 +13,16 @@ def centered_ranks(fitness: Any, *, axis: int = -1, mask: Any = None) -> tf.Tens
 
       rank_i / (P - 1) - 1/2,  rank 0 the lowest
 
-    Ties are ranked in the order in which they stand; NaN ranks as minus infinity. One member has
-    rank 0.
+    Ties are ranked by position; NaN ranks as minus infinity. A single member gets 0.
 
     Source: Salimans et al. 2017, section 2.1, https://arxiv.org/abs/1703.03864 (fitness shaping
     after Wierstra et al. 2014, http://jmlr.org/papers/v15/wierstra14a.html).
 
     Args:
-      fitness: float32 [P], or with more axes, each other position ranked on its own.
+      fitness: float32 [P], or with more axes, ranked independently at the other positions.
       axis: The axis of the population.
-      mask: bool of the shape of fitness, True for members that count, or None. Others get 0 and
-        the rest is ranked as if they were not there.
+      mask: bool of the shape of fitness, True for valid members, or None. Invalid members get 0 and
+        are ignored in the ranking.
 
     Returns:
       float32 of the shape of fitness.
@@ -44,7 +43,7 @@ def centered_ranks(fitness: Any, *, axis: int = -1, mask: Any = None) -> tf.Tens
     checks.same_shape(("fitness", "mask"), (fitness, mask))
     valid = tf.cast(_axis_last(mask, axis), tf.float32)
     batch_dims = x.shape.rank - 1
-    # The rank among those that count is the number of them that stand before in the order.
+    # The rank among valid members is the number of earlier valid members in the order.
     before = tf.cumsum(tf.gather(valid, order, batch_dims=batch_dims), axis=-1, exclusive=True)
     ranks = tf.gather(before, rank_of, batch_dims=batch_dims)
     centred = _centred(ranks, tf.reduce_sum(valid, axis=-1, keepdims=True))

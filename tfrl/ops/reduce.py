@@ -1,9 +1,8 @@
-"""Reductions over the rows that count, safe against garbage in the others.
+"""Reductions over the valid rows, safe against garbage in the others.
 
-A mask has the leading axes of what it masks; the axes behind it (several critics, the entries of
-an action) all count where their row does. Where a mask is False neither a value nor a gradient
-passes, NaN included, and without any valid row every result is 0. Without a mask every element is
-a row of its own.
+A mask has the leading axes of its tensor; all elements of the trailing axes (several critics, the
+entries of an action) share their row's mask. Neither values nor gradients pass where a mask is
+False, NaN included; without valid rows every result is 0. Without a mask every element is a row.
 """
 
 from collections.abc import Callable
@@ -42,11 +41,11 @@ def _elements_per_row(x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 
 
 def valid_count(x: Any, mask: Any = None) -> tf.Tensor:
-    """Counts the rows of x that count.
+    """Counts the valid rows of x.
 
     Args:
-      x: [...] tensor whose elements are rows; looked at only without a mask.
-      mask: bool, True where a row counts, or None.
+      x: [...] tensor whose elements are rows; used only without a mask.
+      mask: bool, True for valid rows, or None.
 
     Returns:
       float32 scalar.
@@ -57,13 +56,13 @@ def valid_count(x: Any, mask: Any = None) -> tf.Tensor:
 
 
 def masked_sum(x: Any, mask: Any = None) -> tf.Tensor:
-    """Sum of the elements in rows that count.
+    """Sum of the elements in valid rows.
 
       sum_{i valid} x_i
 
     Args:
       x: float32 [T, B, ...].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 scalar.
@@ -72,15 +71,15 @@ def masked_sum(x: Any, mask: Any = None) -> tf.Tensor:
 
 
 def masked_mean(x: Any, mask: Any = None, *, denominator: Any = None) -> tf.Tensor:
-    """Mean of the elements in rows that count.
+    """Mean of the elements in valid rows.
 
       sum_{i valid} x_i / max(1, number of valid elements)
 
     Args:
       x: float32 [T, B, ...].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask. With the global
-        number under data parallelism the sum over the replicas is the global mean.
+        number, the sum over data-parallel replicas is the global mean.
 
     Returns:
       float32 scalar, 0 without valid rows.
@@ -89,19 +88,19 @@ def masked_mean(x: Any, mask: Any = None, *, denominator: Any = None) -> tf.Tens
     if mask is None and denominator is None and x.shape.num_elements():
         return tf.reduce_mean(x)
     rows = valid_count(x, mask) if denominator is None else tf.cast(denominator, tf.float32)
-    # The floor changes 0 only: fewer rows than one would be none.
+    # The floor only affects a count of 0.
     count = tf.maximum(rows, 1.0) * tf.maximum(_elements_per_row(x, mask), 1.0)
     return tf.reduce_sum(x) / count
 
 
 def masked_mean_std(x: Any, mask: Any = None, *, all_reduce: AllReduce | None = None) -> MeanStd:
-    """Mean and population standard deviation of the elements in rows that count.
+    """Mean and population standard deviation of the elements in valid rows.
 
       mean = sum_{i valid} x_i / n,  std = sqrt(sum_{i valid} (x_i - mean)^2 / n)
 
     Args:
       x: float32 [T, B, ...].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       all_reduce: Sums a float32 tensor over the replicas, so that the result is global; or None.
 
     Returns:
@@ -125,7 +124,7 @@ def masked_mean_std(x: Any, mask: Any = None, *, all_reduce: AllReduce | None = 
 def normalize_advantage(
     advantage: Any, mask: Any = None, epsilon: float = 1e-8, *, all_reduce: AllReduce | None = None
 ) -> tf.Tensor:
-    """Advantages with mean 0 and standard deviation 1 over the rows that count.
+    """Advantages with mean 0 and standard deviation 1 over the valid rows.
 
       (A_i - mean(A)) / (std(A) + epsilon)
 
@@ -133,7 +132,7 @@ def normalize_advantage(
 
     Args:
       advantage: float32 [T, B].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       epsilon: Added to the standard deviation; equal advantages give 0.
       all_reduce: Sums a float32 tensor over the replicas, for global statistics; or None.
 
@@ -146,18 +145,18 @@ def normalize_advantage(
 
 
 def explained_variance(value: Any, target: Any, mask: Any = None) -> tf.Tensor:
-    """The share of the targets' variance that the values explain.
+    """The fraction of the targets' variance explained by the values.
 
       1 - Var[target - value] / Var[target]
 
-    1 is perfect, 0 as good as a constant, negative worse than that.
+    1 is perfect, 0 as good as a constant, negative is worse.
 
     Source: https://en.wikipedia.org/wiki/Explained_variation.
 
     Args:
       value: float32 [T, B], V(o_t).
       target: float32 [T, B].
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
 
     Returns:
       float32 scalar; 0 when the targets do not vary, or without valid rows.

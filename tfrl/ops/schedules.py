@@ -1,9 +1,9 @@
 """Schedules: numbers that depend on a step counter, for learning rates and coefficients.
 
 A schedule is a frozen object, called with a step (int64 tensor or int) for a float32 scalar.
-Schedules are compared by value and hashable, so they may be static fields. What the step counts
-(environment steps, learner steps) is up to the caller. Steps are handled in float64, which keeps
-them exact.
+Schedules are compared by value and hashable, so they may be static fields. The caller chooses the
+unit of steps (environment steps, learner steps). Steps are handled in float64, which keeps them
+exact.
 """
 
 import abc
@@ -37,10 +37,10 @@ class Schedule(abc.ABC):
         return tf.cast(self.value(tf.cast(step, tf.float64)), tf.float32)
 
     def extremes(self) -> tuple[float, ...]:
-        """Returns values between which the schedule stays, in any order; () where not known.
+        """Returns values that bound the schedule, in any order; () if unknown.
 
-        An infinite one is approached and not reached, and so is the 0 of a decay without an end. A
-        class that changes `value` changes this too.
+        An infinite bound is never reached, nor is the 0 of a decay without an end. A class that
+        overrides `value` must override this too.
         """
         return ()
 
@@ -74,7 +74,7 @@ def _number(name: str, x: Any) -> float:
 
 
 def _progress(step: tf.Tensor, steps: float) -> tf.Tensor:
-    """The share of the steps that is done, within [0, 1]."""
+    """The fraction of completed steps, in [0, 1]."""
     return tf.clip_by_value(step / steps, 0.0, 1.0)
 
 
@@ -172,7 +172,7 @@ class PiecewiseLinearSchedule(Schedule):
         raise UserError(name, expected=expected, got=repr(self.points), remedy=remedy)
 
     def value(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the value on the line that the step is in."""
+        """Returns the value on the line segment of the step."""
         result = tf.fill(tf.shape(step), tf.constant(self.points[0][1], tf.float64))
         for (t0, v0), (t1, v1) in zip(self.points, self.points[1:], strict=False):
             share = _progress(step - t0, t1 - t0)
@@ -187,7 +187,7 @@ class PiecewiseLinearSchedule(Schedule):
 @loadable
 @dataclasses.dataclass(frozen=True)
 class ExponentialSchedule(Schedule):
-    """Multiplied by `rate` every `steps` steps, smoothly, down (or up) to `end`.
+    """Exponential decay (or growth): a factor `rate` per `steps` steps, bounded by `end`.
 
       start rate^(step / steps), not beyond end
 
@@ -195,7 +195,7 @@ class ExponentialSchedule(Schedule):
       start: Value at step 0.
       rate: Factor, above 0.
       steps: Steps for one factor, above 0.
-      end: Bound of the value: the least one for a rate below 1, else the largest; or None.
+      end: Bound of the value: the minimum for a rate below 1, else the maximum; or None.
     """
 
     start: float
@@ -222,7 +222,7 @@ class ExponentialSchedule(Schedule):
         return self.start * (self.rate - 1.0) > 0.0
 
     def extremes(self) -> tuple[float, ...]:
-        """Returns the value at step 0 and the one that it goes to: the end, 0 or infinity."""
+        """Returns the value at step 0 and the limit: the end, 0 or infinity."""
         if self.rate == 1.0 or self.start == 0.0:
             last = self.start
         else:
@@ -268,7 +268,7 @@ class CosineSchedule(Schedule):
 
 
 def make_schedule(value: Any) -> Schedule:
-    """Makes a schedule from what a user may write for one.
+    """Makes a schedule from a number, points or a schedule.
 
     Args:
       value: A number, a list of points `[[0, v0], [t1, v1], ...]`, or a schedule.
@@ -277,7 +277,7 @@ def make_schedule(value: Any) -> Schedule:
       A constant or piecewise-linear schedule, or the schedule itself.
 
     Raises:
-      UserError: When the value is something else.
+      UserError: For any other value.
     """
     if isinstance(value, Schedule):
         return value
@@ -293,17 +293,17 @@ def make_schedule(value: Any) -> Schedule:
 
 
 def check_schedule(name: str, value: Any, low: float, high: float, remedy: str) -> Schedule:
-    """Makes the schedule of a setting whose values have bounds.
+    """Makes the schedule of a bounded setting.
 
     Args:
-      name: The setting, as the user knows it; errors are about it.
+      name: The setting's name in errors.
       value: What `make_schedule` takes.
-      low: The least value that may be.
-      high: The greatest.
-      remedy: What to do about a value outside, as a sentence.
+      low: The smallest allowed value.
+      high: The largest allowed value.
+      remedy: The remedy for values outside, as a sentence.
 
     Returns:
-      The schedule. One of a user's own class is taken as it is, unless it says its `extremes`.
+      The schedule. A user-defined class is only checked if it returns `extremes`.
 
     Raises:
       UserError: When it is no schedule, or leaves the bounds at some step.

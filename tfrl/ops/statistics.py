@@ -2,14 +2,14 @@
 
 The counts and moments are kept in float64: in float32 a count stops growing at 2^24 rows, and the
 sum of squared deviations stops at about 1e7 times a batch's. They are small; the rows themselves
-are reduced in float32, as deviations from the batch's mean, and what `mean`, `std` and `normalize`
-give is float32.
+are reduced in float32, as deviations from the batch's mean, and `mean`, `std` and `normalize`
+return float32.
 
-A single wrong value must not ruin them: what lies far outside of the running scale counts as at its
-bound, see `update`.
+A single wrong value must not ruin them: values far outside the running scale are clipped, see
+`update`.
 
-Leaves of a nest that are not floating point (uint8 pixels, class indices, flags) have no
-statistics and pass through `normalize` and `denormalize` as they are.
+Leaves of a nest that are not floating point (uint8 pixels, class indices, flags) have no statistics
+and pass through `normalize` and `denormalize` unchanged.
 """
 
 import math
@@ -24,9 +24,9 @@ from tfrl.ops._rows import expand
 
 Nest = Any
 
-# A value further than so many scales from the mean is an outlier, and counts as one at so many.
+# Scales from the mean beyond which a value is an outlier, and the clipped distance.
 OUTLIER_SCALES, COUNTED_SCALES = 30.0, 5.0
-# Above this, values are squared as multiples of 2^80: squares in float32 end at 2^64.
+# Above this, values are squared in units of 2^80, since float32 squares overflow at 2^64.
 _LARGE, _UNIT = 2.0**50, 2.0**80
 _LARGEST_LOG = math.log(tf.float32.max) - 1e-3
 
@@ -57,7 +57,7 @@ def init(spec: Nest) -> RunningStatistics:
     """
 
     def zeros(leaf: tf.TensorSpec) -> tf.Tensor:
-        # A leaf without statistics keeps its rank, at no size.
+        # A leaf without statistics keeps its rank, with size 0.
         shape = leaf.shape if leaf.dtype.is_floating else [0] * leaf.shape.rank
         return tf.zeros(shape, tf.float64)
 
@@ -83,22 +83,22 @@ def update(
     Source: Chan, Golub and LeVeque 1983,
     https://doi.org/10.1080/00031305.1983.10483115.
 
-    A value x further than 30 s (and 30 times what is usual) from the mean counts as one at 5 s, and
-    one that is not finite as the mean. The scale s is the largest of 1, the running standard
+    A value x further than 30 s (and 30 times `usual`) from the mean is clipped to 5 s, and a
+    non-finite one counts as the mean. The scale s is the largest of 1, the running standard
     deviation, and the geometric mean of max(|x' - mean|, 1) over the other rows x' of the batch. So
-    a single value of 1e20 is hardly seen, while data that move to another scale are followed: at
-    once where most rows of a batch do, else row by row where more than one in 25 does. Moments
-    that are not finite, of an earlier version, begin anew.
+    a single value of 1e20 has little effect, but the statistics follow data to a new scale: at once
+    if most rows of a batch move, else row by row if more than one in 25 does. Non-finite moments,
+    of an earlier version, are reset.
 
     Args:
       stats: The statistics before.
       batch: Nest of [..., *shape], all leaves with the same leading axes.
-      mask: bool [...], True where a row counts, or None.
+      mask: bool [...], True for valid rows, or None.
       weights: float32 [...] of the rows, at least 0, or None for 1 each.
-      usual: A distance from the mean that is nothing special.
+      usual: A normal distance from the mean.
 
     Returns:
-      The statistics with the rows; a mask without a True changes nothing.
+      The updated statistics; an all-False mask changes nothing.
 
     Raises:
       UserError: When structures or leading axes do not fit.
@@ -110,7 +110,7 @@ def update(
 def limited(
     stats: RunningStatistics, batch: Nest, mask: Any = None, usual: float = 1.0
 ) -> tuple[Nest, list[tf.Tensor]]:
-    """Returns the values of a batch as `update` counts them.
+    """Returns the values of a batch after `update`'s clipping.
 
     Args:
       stats: The statistics before the batch.
@@ -119,8 +119,8 @@ def limited(
       usual: As for `update`.
 
     Returns:
-      The batch, and for each leaf that has statistics bool [..., *shape], where it is another than
-      it was; False where masked.
+      The batch, and for each leaf with statistics bool [..., *shape], True where it was clipped;
+      False where masked.
     """
     stats = _finite(stats)
     flags = None if mask is None else _rows.flag("mask", mask)
@@ -137,13 +137,13 @@ def limited(
 
 
 def count_outliers(stats: RunningStatistics, batch: Nest, mask: Any = None) -> tf.Tensor:
-    """Returns how many values of a batch `limited` changes, int64; the arguments are the same."""
+    """Returns the number of values that `limited` changes, int64; same arguments."""
     counts = [tf.math.count_nonzero(flags) for flags in limited(stats, batch, mask)[1]]
     return tf.add_n(counts) if counts else tf.zeros([], tf.int64)
 
 
 def _finite(stats: RunningStatistics) -> RunningStatistics:
-    """The statistics with moments of mean 0 and variance 1 where theirs are not finite."""
+    """The statistics, with mean 0 and variance 1 instead of non-finite moments."""
     known = tf.nest.map_structure(
         lambda m, s: tf.math.is_finite(m) & tf.math.is_finite(s), stats.mean, stats.m2
     )
@@ -160,7 +160,7 @@ def _deviation(m2: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _limited(
     x: tf.Tensor, mean: tf.Tensor, deviation: tf.Tensor, mask: tf.Tensor | None, usual: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The values that count of a leaf of a batch, and where they are others; see `update`.
+    """The clipped values of a leaf, and where clipping changed them; see `update`.
 
     Args:
       x: float32 [..., *shape].
@@ -175,7 +175,7 @@ def _limited(
     centre = tf.cast(mean, tf.float32)
     finite = tf.math.is_finite(x)
     offset = tf.where(finite, x - centre, 0.0)
-    # In logarithms, so that nothing overflows; sums leave out the row itself.
+    # In logarithms, to avoid overflow; sums exclude the row itself.
     size = tf.math.log(tf.clip_by_value(tf.abs(offset), 1.0, tf.float32.max))
     size = _rows.select(mask, size)
     others = (tf.reduce_sum(size, axis=axes) - size) / tf.maximum(rows - 1.0, 1.0)
@@ -247,7 +247,7 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and sum of squared deviations of one leaf of a batch, float64.
 
-    The mean and the deviation are those of the rows before.
+    The mean and the deviation are of the earlier rows.
     """
     if not x.dtype.is_floating:
         return tf.zeros_like(mean), tf.zeros_like(mean)
@@ -259,7 +259,7 @@ def _moments(
     unit = tf.where(large, tf.constant(_UNIT, tf.float64), 1.0)
     x *= tf.cast(1.0 / unit, tf.float32)
     share = weight / tf.cast(tf.where(total > 0.0, total, tf.ones_like(total)), tf.float32)
-    # The mean of the deviations corrects what the first mean lost to rounding.
+    # The mean of the deviations corrects rounding in the first mean.
     centre = tf.reduce_sum(share * x, axis=axes)
     deviation = x - centre
     rest = tf.reduce_sum(share * deviation, axis=axes)
@@ -289,18 +289,18 @@ def merge(a: RunningStatistics, b: RunningStatistics) -> RunningStatistics:
 
 
 def difference(after: RunningStatistics, before: RunningStatistics) -> RunningStatistics:
-    """Returns the statistics of the rows that were added between two moments; undoes `merge`.
+    """Returns the statistics of the rows added in between; the inverse of `merge`.
 
     With d the difference: n_d = n' - n, mean_d = mean + (mean' - mean) n' / n_d,
-    m2_d = m2' - m2 - (mean_d - mean)^2 n n_d / n'. The moments are float64, so that some 1e-16 of
-    the older sums is lost.
+    m2_d = m2' - m2 - (mean_d - mean)^2 n n_d / n'. The moments are float64, so about 1e-16 of the
+    older sums is lost.
 
     Args:
       after: Statistics of all rows.
       before: Statistics of the first of them.
 
     Returns:
-      The statistics of the others; of no rows where none were added.
+      The statistics of the other rows; empty if none were added.
     """
     count = after.count - before.count
     some = count > 0.0
@@ -325,8 +325,8 @@ def merge_stacked(stacked: RunningStatistics) -> RunningStatistics:
 
       n = sum n_i,  mean = sum n_i mean_i / n,  m2 = sum m2_i + n_i (mean_i - mean)^2
 
-    Each must be of rows that the others did not see: gather the statistics of the replicas' own
-    new rows (`update(init(spec), batch)`), join them, then `merge` them into the common ones.
+    Each must cover different rows: gather the statistics of each replica's new rows
+    (`update(init(spec), batch)`), join them, then `merge` them into the common statistics.
 
     Args:
       stacked: Statistics whose every leaf has a leading axis of the same size.

@@ -11,10 +11,10 @@ from tfrl.ops.reduce import masked_mean
 
 
 class TDExtra(NamedTuple):
-    """What the temporal-difference losses tell beside the loss; no gradient flows through it.
+    """Extra results of the temporal-difference losses, without gradients.
 
     Attributes:
-      td_error: float32 [...], target - prediction; 0 in masked rows. Priorities come from it.
+      td_error: float32 [...], target - prediction, for priorities; 0 in masked rows.
       target: float32 [...]; 0 in masked rows.
     """
 
@@ -32,7 +32,7 @@ def huber(x: Any, delta: float = 1.0, mask: Any = None) -> tf.Tensor:
     Args:
       x: float32 [...].
       delta: Where it becomes linear, above 0.
-      mask: bool, leading axes of x, True where a row counts, or None.
+      mask: bool, leading axes of x, True for valid rows, or None.
 
     Returns:
       float32 [...], 0 in masked rows.
@@ -41,7 +41,7 @@ def huber(x: Any, delta: float = 1.0, mask: Any = None) -> tf.Tensor:
     if mask is not None:
         x = _rows.select(_rows.flag("mask", mask), x)
     size = tf.abs(x)
-    # The quadratic part takes what is inside, so that its gradient is finite for any x.
+    # The quadratic part is clipped, so that its gradient is finite for any x.
     inside = tf.minimum(size, delta)
     return 0.5 * tf.square(inside) + delta * (size - inside)
 
@@ -49,7 +49,7 @@ def huber(x: Any, delta: float = 1.0, mask: Any = None) -> tf.Tensor:
 def _weighted_loss(
     error: tf.Tensor, mask: Any, weights: Any, huber_delta: float | None, denominator: Any
 ) -> tf.Tensor:
-    """Mean of squared (halved) or Huber errors, times weights that may be garbage where masked."""
+    """Weighted mean of halved squared or Huber errors; masked weights may be garbage."""
     loss = 0.5 * tf.square(error) if huber_delta is None else huber(error, huber_delta)
     if weights is not None:
         weights = tf.stop_gradient(_rows.floats("weights", weights))
@@ -80,7 +80,7 @@ def value_loss(*, value: Any, target: Any, mask: Any = None, denominator: Any = 
     Args:
       value: float32 [T, B], V(o_t).
       target: float32 [T, B]; no gradient flows through it.
-      mask: bool [T, B], True where a row counts, or None.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask.
 
     Returns:
@@ -103,7 +103,7 @@ def clipped_value_loss(
     mask: Any = None,
     denominator: Any = None,
 ) -> tf.Tensor:
-    """The value loss of PPO's reference code, which holds values near those of the behaviour.
+    """The value loss of PPO's reference code, which clips the change of the values.
 
       loss = mean_t max((V - target)^2, (V_old + clip(V - V_old, -clip, clip) - target)^2) / 2
 
@@ -114,8 +114,8 @@ def clipped_value_loss(
       value: float32 [T, B], V(o_t).
       old_value: float32 [T, B], V(o_t) when the rows were collected; no gradient.
       target: float32 [T, B]; no gradient flows through it.
-      clip: Largest change that counts, in units of the value; a float or a float32 scalar.
-      mask: bool [T, B], True where a row counts, or None.
+      clip: Largest change of the value that is not clipped; a float or a float32 scalar.
+      mask: bool [T, B], True for valid rows, or None.
       denominator: Number of valid rows to divide by instead of those of the mask.
 
     Returns:
@@ -156,7 +156,7 @@ def td_loss(
       reward: float32 [...].
       termination: bool [...].
       discount: gamma, a float or float32 broadcastable to [...].
-      mask: bool [...], True where a row counts, or None.
+      mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, as for prioritised sampling, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
       denominator: Number of valid rows to divide by instead of those of the mask.
@@ -196,16 +196,16 @@ def quantile_huber_loss(
     Source: Dabney et al. 2018, equation 10, https://arxiv.org/abs/1710.10044, with kappa = 1.
 
     Args:
-      quantiles: float32 [N, M], which learn.
+      quantiles: float32 [N, M], with gradient.
       targets: float32 [N, K], samples or quantiles of the target; no gradient.
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
       weights: float32 [N], importance weights, or None.
 
     Returns:
       float32 scalar.
 
     Raises:
-      UserError: For other ranks, and numbers of rows that differ.
+      UserError: For other ranks or different numbers of rows.
     """
     checks.rank("quantiles", quantiles, 2)
     checks.rank("targets", targets, 2)

@@ -1,6 +1,6 @@
-"""Experience to learn from again: buffers that are added trajectories and sampled items.
+"""Replay buffers: add trajectories, sample items.
 
-Those on Reverb import it when a table is made, and not before.
+Reverb is imported only when a table is created.
 """
 
 from tfrl.replay.core import ReplayBuffer

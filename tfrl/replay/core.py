@@ -1,4 +1,4 @@
-"""What every replay buffer does, wherever it keeps its items."""
+"""The interface of replay buffers, independent of their storage."""
 
 import abc
 import pathlib
@@ -12,32 +12,32 @@ from tfrl import checks, specs, struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
-# The policy extra that is the recurrent state before a step.
+# The policy extra with the recurrent state before a step.
 STATE_IN = "state_in"
 EXTRAS = ("policy_extras", "env_extras")
 FLAGS = ("termination", "truncation", "valid")
 
 
 class ReplayBuffer(abc.ABC):
-    """Experience that is added as trajectories and sampled as items.
+    """A replay buffer: add trajectories, sample items.
 
-    What changes lives in the buffer (variables, or a server), never in a carried value. A factory
-    (`InGraphReplay`) holds the logic and makes buffers by `init()`.
+    The buffer holds its state (in variables or a server), never a carried value. A factory
+    (`InGraphReplay`) holds the logic and makes buffers with `init()`.
     """
 
     @abc.abstractmethod
     def add(self, trajectory: Trajectory) -> None:
-        """Adds steps `[T, B, ...]`, which go on where the last ones stopped.
+        """Adds steps `[T, B, ...]`, which continue the previous ones.
 
         Args:
-          trajectory: Steps of all environments; rows that are not valid are left out.
+          trajectory: Steps of all environments; invalid rows are skipped.
         """
 
     @abc.abstractmethod
     def cut(self) -> None:
-        """Says that the next steps do not go on from the last: environments were begun anew.
+        """Declares that the environments were restarted: the next steps are new episodes.
 
-        Episodes that had not ended are then truncated where they stopped.
+        Unfinished episodes are truncated at their last step.
         """
 
     @abc.abstractmethod
@@ -47,10 +47,10 @@ class ReplayBuffer(abc.ABC):
         """Draws items with replacement.
 
         Args:
-          key: int32 [2]; the same key draws the same rows of the same content. A buffer on a server
-            draws with random numbers of its own.
+          key: int32 [2]; equal keys and content give equal rows. A buffer on a server uses its own
+            random numbers.
           batch_size: N, static.
-          beta: How much prioritised sampling is corrected by `weight`, 0 (not) to 1 (fully).
+          beta: Exponent of the importance weights `weight`, 0 (none) to 1 (full correction).
 
         Returns:
           N items.
@@ -58,33 +58,33 @@ class ReplayBuffer(abc.ABC):
 
     @abc.abstractmethod
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> None:
-        """Sets priorities of items that were sampled.
+        """Sets priorities of sampled items.
 
         Args:
-          index: int64 [N], as sampled; items that are no longer there are left out.
-          priorities: float [N], not negative, such as absolute TD errors. Of an item that occurs
-            twice the highest counts; what is not finite changes nothing.
+          index: int64 [N], as sampled; overwritten items are skipped.
+          priorities: float [N], not negative, such as absolute TD errors. For repeated items the
+            highest is used; non-finite values are ignored.
         """
 
     @abc.abstractmethod
     def can_sample(self, batch_size: int = 1) -> tf.Tensor:
-        """Returns whether there are `batch_size` items; a bool scalar."""
+        """Returns whether the buffer has `batch_size` items; a bool scalar."""
 
     @abc.abstractmethod
     def size(self) -> tf.Tensor:
-        """Returns how many items can be sampled; an int64 scalar."""
+        """Returns the number of items; an int64 scalar."""
 
     @abc.abstractmethod
     def state_values(self) -> dict[str, Any]:
-        """Returns all that changes, `{path: array or tensor}`, for a checkpoint."""
+        """Returns the state, `{path: array or tensor}`, for a checkpoint."""
 
     @abc.abstractmethod
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `state_values` gave, to the bit."""
+        """Restores the result of `state_values`, to the bit."""
 
     @abc.abstractmethod
     def save(self, folder: str) -> None:
-        """Writes the buffer into a folder; one that is there is replaced when all is written."""
+        """Writes the buffer into a folder; replaces an existing one when complete."""
 
     @abc.abstractmethod
     def restore(self, folder: str) -> None:
@@ -92,7 +92,7 @@ class ReplayBuffer(abc.ABC):
 
 
 def check_specs(replay: Any) -> None:
-    """Checks the specs that a factory of buffers has."""
+    """Checks the specs of a buffer factory."""
     owner = type(replay).__name__
     for name in ("obs_spec", "action_spec", *(f"{extras}_spec" for extras in EXTRAS)):
         nest = getattr(replay, name)
@@ -109,11 +109,11 @@ def check_specs(replay: Any) -> None:
 
 
 def check_items(name: Callable[[str], str], items: Any) -> None:
-    """Checks what sequences and n-step items do not have together.
+    """Checks for arguments of sequences and n-step items that exclude each other.
 
     Args:
-      name: Gives the name of an argument in messages.
-      items: A factory of buffers, or a table.
+      name: Returns the name of an argument in messages.
+      items: A buffer factory, or a table.
     """
     length = items.sequence_length
     if (length or getattr(items, "episode_length", None)) and items.n_step != 1:
@@ -131,7 +131,7 @@ def check_items(name: Callable[[str], str], items: Any) -> None:
 
 
 def trajectory_specs(replay: Any) -> dict[str, Nest]:
-    """Returns the specs of the fields of a trajectory that a buffer stores."""
+    """Returns the specs of the stored fields of a trajectory."""
     extras = {name: getattr(replay, f"{name}_spec") for name in EXTRAS}
     return {
         "obs": replay.obs_spec,
@@ -144,7 +144,7 @@ def trajectory_specs(replay: Any) -> dict[str, Nest]:
 
 
 def stored_extras(replay: Any, name: str, extras: Nest) -> dict[str, Nest]:
-    """Returns those extras of a trajectory that a buffer stores.
+    """Returns the stored extras of a trajectory.
 
     Raises:
       UserError: The trajectory lacks one.
@@ -176,13 +176,13 @@ def check_given(**values: Any) -> None:
 def check_made_with(
     owner: str, folder: str, saved: Mapping[str, Any], own: Mapping[str, Any]
 ) -> None:
-    """Refuses the folder of a buffer that was made with other arguments.
+    """Raises an error for a folder of a buffer with other arguments.
 
     Args:
-      owner: What messages write before an argument.
+      owner: Prefix of arguments in messages.
       folder: The folder.
-      saved: The arguments of its buffer; some are dicts, whose items are compared one by one.
-      own: Those of the buffer that is to read it.
+      saved: The arguments of its buffer; dicts are compared item by item.
+      own: The arguments of the reading buffer.
     """
     saved, own = _flat(saved), _flat(own)
     for name in [*own, *saved]:
@@ -204,11 +204,11 @@ def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replace_folder(folder: str, write: Callable[[pathlib.Path], None]) -> None:
-    """Writes a folder; one that is there is replaced when all is written.
+    """Writes a folder; replaces an existing one when complete.
 
     Args:
       folder: Its path.
-      write: Writes a folder of the path that it is given.
+      write: Writes a folder at the given path.
     """
     target = pathlib.Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Replay buffers that live in variables, and the factory that makes them."""
+"""Replay buffers in variables, and their factory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
     """Assigns values by path, or changes nothing.
 
     Raises:
-      UserError: Naming what is missing, unknown, or of another shape or dtype.
+      UserError: Lists missing and unknown values, and wrong shapes or dtypes.
     """
     wrong = [f"no {path}" for path in variables if path not in values]
     wrong += [f"an unknown {path}" for path in values if path not in variables]
@@ -58,7 +58,7 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
         variable.assign(values[path])
 
 
-# What the meaning of stored values depends on, beside their shapes.
+# Arguments, besides shapes, that determine the meaning of stored values.
 _MADE_WITH = (
     "capacity",
     "num_envs",
@@ -75,12 +75,12 @@ _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 
 
 def _made_with(replay: InGraphReplay) -> dict[str, Any]:
-    """The arguments of a factory as a manifest has them; of specs `{path: "dtype shape"}`."""
+    """The arguments of a factory in a manifest; specs as `{path: "dtype shape"}`."""
     result = {name: getattr(replay, name) for name in _MADE_WITH}
     if replay.kind == "prioritized":
         result["alpha"] = replay.alpha  # priorities are stored as powers
     if replay.frame_stack_paths is not None:
-        result["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
+        result["frame_stack_paths"] = list(replay.frame_stack_paths)  # as in JSON
     for name in _SPECS:
         leaves = struct.paths(getattr(replay, name)).items()
         result[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
@@ -88,7 +88,7 @@ def _made_with(replay: InGraphReplay) -> dict[str, Any]:
 
 
 def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
-    """Writes the values of a buffer; a folder that is there is replaced when all is written."""
+    """Writes the values of a buffer; replaces an existing folder when complete."""
     content = {"replay": _made_with(replay)}
     writer = checkpoint_format.DataWriter()
     replace_folder(
@@ -97,10 +97,10 @@ def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -
 
 
 def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
-    """Reads the values of a buffer that was made in the same way.
+    """Reads the values of a buffer with equal arguments.
 
     Raises:
-      UserError: For a folder that is damaged, or of a buffer that was made in another way.
+      UserError: For a damaged folder, or one of a buffer with other arguments.
     """
     try:
         values, content = checkpoint_format.read(pathlib.Path(folder))
@@ -111,7 +111,7 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             got=str(error),
         ) from error
     saved_with, settings = content["manifest"].get("replay", {}), _made_with(replay)
-    # What another version did not write down cannot be compared, nor need be what it did besides.
+    # Only arguments that both versions write can be compared.
     both = saved_with.keys() & settings.keys()
     saved, own = ({name: x[name] for name in x if name in both} for x in (saved_with, settings))
     check_made_with("InGraphReplay.", folder, saved, own)
@@ -120,11 +120,11 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
 
 KINDS = ("uniform", "prioritized")
 _SMALL_FRAME = 256  # bytes
-_FRAME_ROOM = 1.125  # of larger frames, for each step
+_FRAME_ROOM = 1.125  # frames per step, for larger frames
 
 
 class InGraphBuffer(ReplayBuffer):
-    """The buffer that `InGraphReplay.init` makes.
+    """The buffer made by `InGraphReplay.init`.
 
     Attributes:
       replay: Its factory.
@@ -140,15 +140,15 @@ class InGraphBuffer(ReplayBuffer):
 
         Args:
           replay: The factory.
-          make: Makes a variable of zeros of a name, a shape and a dtype; by default a plain one.
-          variables: What `variables` of another buffer gave, to be that buffer; None for new ones.
+          make: Makes a zero variable from name, shape and dtype; by default a plain one.
+          variables: The `variables` of another buffer, to share them; None for new ones.
         """
         make = make or _zeros
         if variables is not None:
             make = lambda name, *_: variables[name]  # noqa: E731
         self.replay = replay
         num_envs, steps, frames = replay.num_envs, replay.steps_per_env, replay.frames_per_env
-        self._trash = (steps * num_envs, frames * num_envs)  # rows of what is masked
+        self._trash = (steps * num_envs, frames * num_envs)  # rows for masked writes
         step_rows, frame_rows = replay.step_packer, replay.frame_packer
         self._steps = make("steps", [self._trash[0] + 1, step_rows.width], step_rows.dtype)
         self._frames = make("frames", [self._trash[1] + 1, frame_rows.width], frame_rows.dtype)
@@ -159,11 +159,11 @@ class InGraphBuffer(ReplayBuffer):
         if variables is None:
             self._items.begin()
         self._reader = Reader(replay, self._steps, self._frames, self._frame_of)
-        # More rows at once would write some slots twice.
+        # More rows at once would write slots twice.
         self._most = min(steps, frames // (1 + replay.frame_stack))
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Returns all that changes, `{path: variable}`."""
+        """Returns the state, `{path: variable}`."""
         return {
             "steps": self._steps,
             "frames": self._frames,
@@ -173,15 +173,14 @@ class InGraphBuffer(ReplayBuffer):
         }
 
     def add(self, trajectory: Trajectory) -> None:
-        """Adds steps `[T, B, ...]`, which go on where the last ones stopped.
+        """Adds steps `[T, B, ...]`, which continue the previous ones.
 
         Args:
-          trajectory: T is static. Rows that are not valid are left out. With stacked frames the
-            observations of an episode's further steps are taken to be their predecessors' with one
-            frame more.
+          trajectory: T is static. Invalid rows are skipped. With stacked frames, each later
+            observation of an episode must be its predecessor plus one frame.
 
         Raises:
-          UserError: For a leaf that is missing, or of another shape or dtype; it is named by path.
+          UserError: For a missing leaf, or a wrong shape or dtype, with the leaf's path.
         """
         rows = columns(self.replay, trajectory)
         length = rows["valid"].shape[0]
@@ -193,7 +192,7 @@ class InGraphBuffer(ReplayBuffer):
             self._write(tf.nest.map_structure(lambda x, a=start, b=stop: x[a:b], rows))
 
     def _write(self, rows: dict[str, Nest]) -> None:
-        """Adds at most as many rows as the rings have room for."""
+        """Adds at most as many rows as fit into the rings."""
         replay, counts = self.replay, self._read_counts()
         valid = rows["valid"]
         ends = valid & (rows["termination"] | rows["truncation"])
@@ -214,9 +213,9 @@ class InGraphBuffer(ReplayBuffer):
         self._items.added(counts, after, places, valid, ends)
 
     def cut(self) -> None:
-        """Says that the next steps do not go on from the last: environments were begun anew.
+        """Declares that the environments were restarted: the next steps are new episodes.
 
-        Episodes that had not ended are truncated where they stopped.
+        Unfinished episodes are truncated at their last step.
         """
         counts = self._read_counts()
         after = counts.replace(age=tf.zeros_like(counts.age))
@@ -230,11 +229,11 @@ class InGraphBuffer(ReplayBuffer):
         self._counts.assign(tf.stack([getattr(counts, name) for name in _COUNTS]))
 
     def size(self) -> tf.Tensor:
-        """Returns how many items can be sampled; an int64 scalar."""
+        """Returns the number of items; an int64 scalar."""
         return self._items.size(self._read_counts())
 
     def can_sample(self, batch_size: int = 1) -> tf.Tensor:
-        """Returns whether there are `batch_size` items; a bool scalar."""
+        """Returns whether the buffer has `batch_size` items; a bool scalar."""
         return self.size() >= batch_size
 
     def sample(
@@ -244,22 +243,21 @@ class InGraphBuffer(ReplayBuffer):
 
           P(i) = p_i^alpha / sum_j p_j^alpha,  w_i = (N P(i))^-beta / max_j w_j
 
-        By priority one item is drawn out of each of N equal parts of the sum; the maximum of the
-        weights is that of the batch. Source: https://arxiv.org/abs/1511.05952, section 3.
+        With priorities, one item is drawn from each of N equal parts of the sum; the maximum weight
+        is over the batch. Source: https://arxiv.org/abs/1511.05952, section 3.
 
         Args:
           key: int32 [2].
-          batch_size: N, static. In compiled code nobody notices that there are fewer items: guard
-            it with `can_sample`.
-          beta: How far the weights correct the sampling, 0 (not) to 1 (fully); uniform sampling
-            has no weights.
+          batch_size: N, static. Compiled code does not check the number of items: guard it with
+            `can_sample`.
+          beta: Exponent of the importance weights, 0 (none) to 1 (full correction); uniform
+            sampling has no weights.
 
         Returns:
           A `Transition`, or `Sequences` if the factory has a `sequence_length`.
 
         Raises:
-          UserError: For a batch size below 1, and, outside of compiled code, for one above the
-            number of items.
+          UserError: For a batch size below 1 and, outside compiled code, above the number of items.
         """
         self._check_batch_size(batch_size)
         batch_size = int(batch_size)
@@ -279,17 +277,17 @@ class InGraphBuffer(ReplayBuffer):
             )
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> None:
-        """Sets priorities of items that were sampled.
+        """Sets priorities of sampled items.
 
         Args:
-          index: int64 [N], as sampled; items that are no longer there are left out.
-          priorities: float [N], not negative, such as absolute TD errors. Of an item that occurs
-            twice the highest counts; what is not finite changes nothing. Priority^alpha is kept in
-            steps of 2^-24, from one step up to the greatest power of two below 2^38 / capacity.
+          index: int64 [N], as sampled; overwritten items are skipped.
+          priorities: float [N], not negative, such as absolute TD errors. For repeated items the
+            highest is used; non-finite values are ignored. Priority^alpha is stored in steps of
+            2^-24, from one step up to the largest power of two below 2^38 / capacity.
 
         Raises:
-          UserError: For a uniform buffer, for shapes that differ and, outside of compiled code, for
-            a negative priority.
+          UserError: For a uniform buffer, for different shapes and, outside compiled code, for a
+            negative priority.
         """
         check_given(index=index, priorities=priorities)
         index, priorities = tf.convert_to_tensor(index), tf.convert_to_tensor(priorities)
@@ -315,26 +313,26 @@ class InGraphBuffer(ReplayBuffer):
         return set(self.variables())
 
     def state_values(self) -> dict[str, Any]:
-        """Returns a copy of all that changes, `{path: tensor}`."""
+        """Returns a copy of the state, `{path: tensor}`."""
         return {path: v.read_value() for path, v in self.variables().items()}
 
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `state_values` gave, to the bit.
+        """Restores the result of `state_values`, to the bit.
 
         Raises:
-          UserError: About values of another buffer; nothing changes.
+          UserError: For values of another buffer; nothing changes.
         """
         assign_all(self.variables(), values)
 
     def save(self, folder: str) -> None:
-        """Writes the buffer into a folder; one that is there is replaced when all is written."""
+        """Writes the buffer into a folder; replaces an existing one when complete."""
         save_values(folder, self.replay, self.variables())
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote.
 
         Raises:
-          UserError: For the folder of a buffer that was made in another way, or none.
+          UserError: For a folder of a buffer with other arguments, or without a buffer.
         """
         self.load_values(read_values(folder, self.replay))
 
@@ -350,31 +348,31 @@ def _zeros(name: str, shape: list[int], dtype: tf.DType) -> tf.Variable:
 class InGraphReplay(struct.Struct):
     """Makes ring buffers of single steps in variables, sampled as n-step items or as sequences.
 
-    Items never go over the end of an episode: there an item has fewer steps, and it bootstraps from
-    the true successor with gamma^k, or with 0 where the episode terminated. An item whose n steps
-    are not all there yet is none, and so is one of which a step or a frame was overwritten.
+    Items never cross the end of an episode: there an item has fewer steps, and it bootstraps from
+    the true successor with gamma^k, or with 0 after a termination. Items with fewer than n steps so
+    far, or with an overwritten step or frame, are excluded.
 
     Attributes:
       obs_spec: Nest of specs of one observation.
       action_spec: Nest of specs of one action.
-      capacity: Steps of all environments together; they share it evenly.
-      num_envs: B, of the trajectories that are added.
-      n_step: Steps of an item, at most; fewer only at the end of an episode.
+      capacity: Total steps of all environments, in equal shares.
+      num_envs: B of the added trajectories.
+      n_step: Maximum steps of an item; fewer only at the end of an episode.
       discount: gamma, from 0 to 1.
       kind: "uniform", or "prioritized" (in proportion to priority^alpha).
       alpha: The exponent of priorities, from 0 to 1.
       sequence_length: L, for items that are sequences; None for n-step items.
-      sequence_period: Steps from the start of a sequence to that of the next of the same episode,
-        from 1 to L (L - period steps overlap); None for L.
-      policy_extras_spec: Dict of specs of those `policy_extras` that are stored, or None.
-      env_extras_spec: Dict of specs of those `env_extras` that are stored, or None.
-      frame_stack: Frames that are stacked in an observation (K). They are stored once.
+      sequence_period: Steps between the starts of sequences of an episode, from 1 to L (L - period
+        steps overlap); None for L.
+      policy_extras_spec: Dict of specs of the stored `policy_extras`, or None.
+      env_extras_spec: Dict of specs of the stored `env_extras`, or None.
+      frame_stack: Stacked frames in an observation (K), each stored once.
       frame_stack_axis: The axis of the stack, 0 or -1, the newest last.
       frame_stack_paths: The observation's stacked leaves; None for all.
-      frames_per_step: Room for frames. An episode of L steps takes L + K frames, so the capacity is
-        reached where episodes are longer than K / (frames_per_step - 1) steps in the mean. With
-        shorter ones the buffer holds fewer steps. None for K + 1, which any episodes fit in, where
-        a frame takes at most 256 bytes, and for 1.125 where it takes more.
+      frames_per_step: Frames per step of capacity. An episode of L steps takes L + K frames, so the
+        full capacity is usable if episodes have on average more than K / (frames_per_step - 1)
+        steps; with shorter ones the buffer holds fewer steps. None for K + 1, which always
+        suffices, for frames of at most 256 bytes, and for 1.125 for larger ones.
     """
 
     obs_spec: Nest
@@ -398,7 +396,7 @@ class InGraphReplay(struct.Struct):
     step_packer: Any = struct.derived()
 
     def __post_init__(self) -> None:
-        """Checks every argument, and derives what rows hold."""
+        """Checks every argument, and derives the layout of rows."""
         check_specs(self)
         _check_numbers(self)
         _check_capacity(self)
@@ -410,7 +408,7 @@ class InGraphReplay(struct.Struct):
 
     @property
     def period(self) -> int:
-        """Steps from the start of a sequence to that of the next."""
+        """Steps between the starts of sequences."""
         return self.sequence_period or self.sequence_length or 1
 
     @property
@@ -428,23 +426,23 @@ class InGraphReplay(struct.Struct):
 
     @property
     def _most_frames(self) -> int:
-        """The most frames that a step takes, in an episode of one step."""
+        """The maximum number of frames per step, in an episode of one step."""
         return self.frame_stack + 1
 
     @property
     def loses_frames(self) -> bool:
-        """Whether a step may lose a frame before its own place is taken by another."""
+        """Whether a step may lose a frame before it is overwritten itself."""
         return self.frames_per_env < self.steps_per_env * self._most_frames
 
     def step_spec(self) -> dict[str, Nest]:
-        """Returns the spec of what is stored of each step beside its frames."""
+        """Returns the spec of a stored step without its frames."""
         scalar = tf.TensorSpec([], tf.float32)
         spec = {"action": self.action_spec, "reward": scalar, "flags": scalar}
         extras = {name: getattr(self, f"{name}_spec") for name in EXTRAS}
         return {**spec, **{name: nest for name, nest in extras.items() if nest is not None}}
 
     def num_bytes(self) -> dict[str, int]:
-        """Returns the bytes of the buffer's large variables, without making them."""
+        """Returns the bytes of the buffer's large variables, without creating them."""
         steps, frames = (
             rows * self.num_envs + 1 for rows in (self.steps_per_env, self.frames_per_env)
         )
@@ -459,11 +457,11 @@ class InGraphReplay(struct.Struct):
 
     @property
     def has_tree(self) -> bool:
-        """Whether items are found by priorities; the start of a sequence has one in any case."""
+        """Whether items are found by a priority tree; sequences always are."""
         return self.kind == "prioritized" or self.sequence_length is not None
 
     def on_reverb(self) -> Any:
-        """Returns the `ReverbReplay` of the same items; it stores stacked frames as stacks."""
+        """Returns the `ReverbReplay` with the same items; it stores full frame stacks."""
         from tfrl.replay.reverb import ReverbReplay
 
         shared = {f.name for f in dataclasses.fields(ReverbReplay)} - {"table_configs"}
@@ -483,11 +481,11 @@ class InGraphReplay(struct.Struct):
         return InGraphBuffer(self)
 
     def over(self, variables: Mapping[str, tf.Variable], replicas: Replicas) -> Any:
-        """Returns the buffer of variables that exist, as `init` made them under these replicas.
+        """Returns the buffer over existing variables of `init` under these replicas.
 
         Args:
-          variables: What `variables()` of a buffer gave.
-          replicas: Those of its strategy.
+          variables: The `variables()` of a buffer.
+          replicas: The replicas of its strategy.
         """
         from tfrl.replay.in_graph import InGraphBuffer
         from tfrl.replay.replicated import ReplicatedBuffer

@@ -1,4 +1,4 @@
-"""Which steps begin an item, and how items are drawn: uniform, or by a tree of priorities."""
+"""The items of a buffer and their sampling, uniform or by a priority tree."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Make = Callable[[str, list[int], tf.DType], tf.Variable]
 
-# Running sums take most of a draw's time, in XLA by the square of their length: hence few children
-# and a top that is not long.
+# Running sums dominate sampling time, in XLA quadratic in their length: hence few children and a
+# short top level.
 _BRANCHES = 16
 _TOP = 256
 _FRACTION_BITS = 24
@@ -33,10 +33,10 @@ class PriorityTree:
     """Priorities of `size` leaves as int64 variables.
 
     Attributes:
-      size: Leaves. Leaf number `size` is where writes that are masked go; it stays 0.
+      size: Number of leaves. Leaf `size` receives masked writes and stays 0.
       variables: `{name: variable}`, `level_0` the leaves, `[nodes, 16]` each, the last `[nodes]`.
       unit: The priority 1 as an integer.
-      highest: The greatest priority that there can be.
+      highest: The maximum priority.
     """
 
     def __init__(self, size: int, make: Make):
@@ -44,7 +44,7 @@ class PriorityTree:
 
         Args:
           size: Leaves.
-          make: Makes a variable of zeros of a name, a shape and a dtype.
+          make: Makes a zero variable from name, shape and dtype.
         """
         self.size = size
         self.unit = 1 << _FRACTION_BITS
@@ -66,7 +66,7 @@ class PriorityTree:
         """Returns priorities as integers from 1 to `highest`.
 
         Args:
-          priority: Floats, not negative; steps of 2^-24 are told apart.
+          priority: Non-negative floats, with a resolution of 2^-24.
         """
         scaled = tf.round(tf.cast(priority, tf.float64) * float(self.unit))
         return tf.cast(tf.clip_by_value(scaled, 1.0, float(self.highest)), tf.int64)
@@ -86,9 +86,9 @@ class PriorityTree:
         """Sets priorities and the sums over them.
 
         Args:
-          *changes: Leaves, int64 [M], and their priorities, int64 [M], 0 for what cannot be drawn;
-            one change after the other. In one of them a leaf that occurs twice must have the same
-            priority. `size` is the leaf of nothing, whose priority is 0.
+          *changes: Leaves, int64 [M], and their priorities, int64 [M], 0 to exclude a leaf; applied
+            in order. Within a change, a repeated leaf must have equal priorities. Leaf `size` is
+            unused, with priority 0.
         """
         # All leaves before any sum: a read between two writes would make XLA copy the leaves.
         for leaves, values in changes:
@@ -106,7 +106,7 @@ class PriorityTree:
                 level.scatter_nd_update(_nd(nodes), sums)
 
     def find(self, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds the leaf in which each target falls when the priorities stand in a row.
+        """Finds the leaf of each target in the cumulative sum of priorities.
 
         Args:
           targets: int64 [M], each from 0 to `total() - 1`.
@@ -132,9 +132,9 @@ class PriorityTree:
 
 
 def highest_of_equal(leaves: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns for each leaf the highest of the values that the same leaf has; both int64 [M].
+    """Returns for each leaf the highest value among equal leaves; both int64 [M].
 
-    Of what is scattered twice to one place either might stay.
+    With duplicate indices, a scatter may keep any value.
     """
     order = tf.argsort(leaves, stable=True)
     ordered = tf.gather(leaves, order)
@@ -150,7 +150,7 @@ def _nd(leaves: tf.Tensor) -> tf.Tensor:
 
 
 class Items(abc.ABC):
-    """The items of a buffer; an item is known by the number of its first step and environment."""
+    """The items of a buffer, identified by the number of the first step and the environment."""
 
     def __init__(self, replay: InGraphReplay):
         """Takes the buffer's factory."""
@@ -162,7 +162,7 @@ class Items(abc.ABC):
         return {}
 
     def begin(self) -> None:
-        """Sets what variables of zeros begin with."""
+        """Initialises the zero variables."""
         return
 
     @abc.abstractmethod
@@ -183,18 +183,18 @@ class Items(abc.ABC):
         valid: tf.Tensor,
         ends: tf.Tensor,
     ) -> None:
-        """Learns of steps [T, B] that were written; nothing if the counts say all."""
+        """Updates the items for newly written steps [T, B]; no-op if the counts suffice."""
         return None  # autograph wants a body
 
     def cut(self, counts: Counts, after: Counts) -> None:
-        """Learns that the episodes that go on do so no more; likewise."""
+        """Updates the items when unfinished episodes are truncated."""
         return None
 
     def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
         """Sets priorities of items that are still there.
 
         Raises:
-          UserError: If there are none.
+          UserError: If the items have no priorities.
         """
         raise UserError(
             "update_priorities",
@@ -205,7 +205,7 @@ class Items(abc.ABC):
 
 
 class ConsecutiveItems(Items):
-    """Uniform n-step items: in each environment those that are complete follow each other."""
+    """Uniform n-step items: complete items are consecutive in each environment."""
 
     def _sizes(self, counts: Counts) -> tf.Tensor:
         return tf.maximum(ring.complete(counts, self.replay.n_step) - counts.first, 0)
@@ -231,13 +231,13 @@ class ConsecutiveItems(Items):
 
 
 class TreeItems(Items):
-    """Items whose first steps have a priority in a tree; of equal ones where sampling is uniform.
+    """Items with priorities of their first steps in a tree, all equal for uniform sampling.
 
-    So sequences can be drawn without trying, although not every step begins one.
+    So sequences are drawn without rejection, although not every step begins one.
     """
 
     def __init__(self, replay: InGraphReplay, make: Make):
-        """Takes the buffer's factory, and what makes variables."""
+        """Takes the buffer's factory and a function that makes variables."""
         super().__init__(replay)
         self._tree = PriorityTree(
             self.num_slots, lambda name, *form: make(f"priorities/{name}", *form)
@@ -267,14 +267,14 @@ class TreeItems(Items):
         valid: tf.Tensor,
         ends: tf.Tensor,
     ) -> None:
-        """Forgets items that lost a step, and takes in those that are complete now."""
+        """Removes items that lost a step, and adds newly complete ones."""
         length = self.replay.sequence_length
         if length is None:
             ready, steps = self._now_complete(counts, after, valid.shape[0])
         else:
             ready, steps = ring.ready_sequences(places, valid, ends, length, self.replay.period)
-        # Only what had a priority loses it: a write that does not depend on the read before it
-        # makes XLA copy all priorities.
+        # Only items with a priority lose it: a write independent of the previous read makes XLA
+        # copy all priorities.
         ahead = tf.range(valid.shape[0] * (1 + self.replay.frame_stack), dtype=tf.int64)
         old = counts.first + ahead[:, tf.newaxis]
         leaves = self._leaves(old, old < after.first)
@@ -285,7 +285,7 @@ class TreeItems(Items):
         self._num_items.assign_add(count - tf.math.count_nonzero(gone))
 
     def cut(self, counts: Counts, after: Counts) -> None:
-        """Takes in the items that have become complete by it."""
+        """Adds the items that the truncation completed."""
         length = self.replay.sequence_length
         if length is None:
             ready, steps = self._now_complete(counts, after, 0)
@@ -298,7 +298,7 @@ class TreeItems(Items):
     def _now_complete(
         self, counts: Counts, after: Counts, rows: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Whether n-step items are complete after `rows` more, bool [M, B]; their numbers."""
+        """Whether n-step items are complete after `rows` more rows, bool [M, B]; their numbers."""
         ahead = tf.range(rows + self.replay.n_step - 1, dtype=tf.int64)[:, tf.newaxis]
         steps = ring.complete(counts, self.replay.n_step) + ahead
         return steps < ring.complete(after, self.replay.n_step), steps
@@ -306,14 +306,14 @@ class TreeItems(Items):
     def _admitted(
         self, after: Counts, ready: tf.Tensor, steps: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-        """Leaves and priorities of items that are ready and begin at steps [..., B]; how many."""
+        """Leaves and priorities of complete items that begin at steps [..., B]; their number."""
         ready = ready & (steps >= after.first)
         new = self._highest.read_value()
         values = tf.where(tf.reshape(ready, [-1]), new, tf.zeros_like(new))
         return (self._leaves(steps, ready), values), tf.math.count_nonzero(ready)
 
     def _leaves(self, steps: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-        """The leaves [M] of steps [..., B]; the one of nothing where they are not wanted."""
+        """The leaves [M] of steps [..., B]; the unused leaf where `wanted` is False."""
         envs = tf.range(self.replay.num_envs, dtype=tf.int64)
         leaves = ring.slots(steps, envs, self.replay.steps_per_env, self.replay.num_envs)
         return tf.reshape(tf.where(wanted, leaves, self.num_slots), [-1])
@@ -321,7 +321,7 @@ class TreeItems(Items):
     def draw(
         self, counts: Counts, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Draws one item out of each of N equal parts of the sum of the priorities."""
+        """Draws one item from each of N equal parts of the sum of priorities."""
         total = tf.maximum(self._tree.total(), batch_size)
         part = tf.range(batch_size, dtype=tf.int64)
         size, more = total // batch_size, total % batch_size
@@ -335,7 +335,7 @@ class TreeItems(Items):
         return step, env, _weights(priority, beta) if self._weighted else None
 
     def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
-        """Sets priorities of items that are still there; finite ones only."""
+        """Sets finite priorities of items that still exist."""
         if not self._weighted:
             super().update(counts, index, priorities)
         index, given = tf.cast(index, tf.int64), tf.cast(priorities, tf.float64)
@@ -345,7 +345,7 @@ class TreeItems(Items):
         leaves = ring.slots(step, env, self.replay.steps_per_env, self.replay.num_envs)
         there = (step >= tf.gather(counts.first, env)) & (step < tf.gather(counts.steps, env))
         leaves = tf.where(there & finite, leaves, self.num_slots)
-        is_item = self._tree.values(leaves) > 0  # the leaf of what is masked has none
+        is_item = self._tree.values(leaves) > 0  # the leaf for masked writes has none
         leaves = tf.where(is_item, leaves, self.num_slots)
         values = tf.where(is_item, self._tree.quantized(powered), tf.zeros([], tf.int64))
         self._highest.assign(tf.maximum(self._highest.read_value(), tf.reduce_max(values)))
@@ -353,7 +353,7 @@ class TreeItems(Items):
 
 
 def _weights(values: tf.Tensor, beta: float | tf.Tensor) -> tf.Tensor:
-    """float32 [N]: the number of items and the sum cancel when divided by the highest weight."""
+    """float32 [N]; the number of items and the sum cancel in the ratio to the highest weight."""
     least = tf.maximum(tf.reduce_min(values), 1)
     ratio = tf.cast(tf.maximum(values, 1), tf.float64) / tf.cast(least, tf.float64)
     return tf.cast(tf.pow(ratio, -tf.cast(beta, tf.float64)), tf.float32)

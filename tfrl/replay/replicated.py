@@ -1,4 +1,4 @@
-"""Replay under a strategy: every replica has a buffer of its own, on its device."""
+"""Replay under a strategy: every replica has its own buffer on its device."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,8 +18,8 @@ from tfrl.types import Nest, Sequences, Trajectory, Transition
 class ReplicatedBuffer(ReplayBuffer):
     """The buffers of the replicas of a strategy, each with its share of capacity and environments.
 
-    Called from outside the replicas, methods take and give per-replica values, and sizes are those
-    of all together. Inside a replica's function they are those of its own buffer.
+    Outside the replicas, methods take and return per-replica values, and sizes are totals. Inside a
+    replica's function they refer to its own buffer.
 
     Attributes:
       replay: The factory; its sizes are global.
@@ -35,9 +35,9 @@ class ReplicatedBuffer(ReplayBuffer):
         """Makes the variables of the replicas of this process, in the scope of a strategy.
 
         Args:
-          replay: The maker.
-          replicas: Those of the strategy; by default of the one in whose scope this is called.
-          variables: What `variables` of another buffer gave, to be that buffer; None for new ones.
+          replay: The factory.
+          replicas: The strategy's replicas; by default of the current strategy.
+          variables: The `variables` of another buffer, to share them; None for new ones.
 
         Raises:
           UserError: If the replicas do not divide the environments.
@@ -75,7 +75,7 @@ class ReplicatedBuffer(ReplayBuffer):
             ]
 
     def local(self) -> InGraphBuffer:
-        """Returns the buffer of the replica whose function this is called in.
+        """Returns the buffer of the current replica, inside a replica's function.
 
         Raises:
           UserError: On a TPU, where all replicas share one trace.
@@ -95,7 +95,7 @@ class ReplicatedBuffer(ReplayBuffer):
         return self.replicas.run(fn, *args)
 
     def _share(self, batch_size: int) -> int:
-        """The rows of one replica: of its own call inside, of all outside."""
+        """The rows of one replica: `batch_size` inside a replica, its share outside."""
         count = self.replicas.num_replicas if self.replicas.outside else 1
         if checks.at_least("batch_size", batch_size, 1) % count:
             below = batch_size // count * count
@@ -113,19 +113,19 @@ class ReplicatedBuffer(ReplayBuffer):
         self._run(lambda rows: self.local().add(rows), trajectory)
 
     def cut(self) -> None:
-        """Says of all environments that the next steps do not go on from the last."""
+        """Declares that all environments were restarted."""
         self._run(lambda: self.local().cut())
 
     def sample(
         self, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor = 1.0
     ) -> Transition | Sequences:
-        """Draws `batch_size / R` items on every replica, out of its own buffer.
+        """Draws `batch_size / R` items on every replica, from its own buffer.
 
-        Importance weights are divided by the highest of the replica's rows.
+        Importance weights are divided by the maximum of the replica's rows.
 
         Args:
-          key: int32 [2], the same for all: every replica folds its number in.
-          batch_size: N over all replicas; inside a replica's function the rows of that one.
+          key: int32 [2], equal on all; every replica folds in its index.
+          batch_size: N over all replicas; inside a replica's function, its own rows.
           beta: As for one buffer.
 
         Returns:
@@ -140,7 +140,7 @@ class ReplicatedBuffer(ReplayBuffer):
         return self._run(draw, key, tf.convert_to_tensor(beta, tf.float32))
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> None:
-        """Sets priorities of per-replica items, each in the buffer that it was drawn from."""
+        """Sets priorities of per-replica items, each in its own buffer."""
         self._run(lambda i, p: self.local().update_priorities(i, p), index, priorities)
 
     def can_sample(self, batch_size: int = 1) -> tf.Tensor:
@@ -151,7 +151,7 @@ class ReplicatedBuffer(ReplayBuffer):
         return self._sum(lambda: tf.cast(self.local().size() < share, tf.int64)) == 0
 
     def size(self) -> tf.Tensor:
-        """Returns how many items can be sampled on all replicas; an int64 scalar."""
+        """Returns the number of items on all replicas; an int64 scalar."""
         if not self.replicas.outside:
             return self.local().size()
         return self._sum(lambda: self.local().size())
@@ -164,20 +164,20 @@ class ReplicatedBuffer(ReplayBuffer):
         return set(self.variables())
 
     def state_values(self) -> dict[str, Any]:
-        """Returns a copy of all that changes, paths begin with the replica's number."""
+        """Returns a copy of the state; paths begin with the replica's index."""
         return {path: v.read_value() for path, v in self.variables().items()}
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Returns all that changes; paths begin with the replica's number."""
+        """Returns the state's variables; paths begin with the replica's index."""
         return {
             f"{i}/{p}": v for i, own in enumerate(self._own) for p, v in own.variables().items()
         }
 
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `state_values` gave, to the bit.
+        """Restores the result of `state_values`, to the bit.
 
         Raises:
-          UserError: About values of another buffer, or of another number of replicas.
+          UserError: For values of another buffer, or of another number of replicas.
         """
         in_graph.assign_all(self.variables(), values)
 
@@ -186,12 +186,12 @@ class ReplicatedBuffer(ReplayBuffer):
         in_graph.save_values(folder, self.replay, self.variables())
 
     def restore(self, folder: str) -> None:
-        """Reads what `save` wrote on as many replicas."""
+        """Reads what `save` wrote with the same number of replicas."""
         self.load_values(in_graph.read_values(folder, self.replay))
 
 
 def _on_every_replica(name: str, shape: list[int], dtype: tf.DType) -> Any:
-    """One plain variable on the device of each replica; what they hold is never made equal."""
+    """One plain variable on the device of each replica, never synchronised."""
     return tf.Variable(
         tf.zeros(shape, dtype),
         trainable=False,

@@ -1,10 +1,10 @@
-"""Where steps and frames lie in the ring buffers of each environment, in tensor ops.
+"""Positions of steps and frames in each environment's ring buffers, as tensor operations.
 
-Steps and frames are numbered from 0 in each environment and never again; number x lies in slot
-x mod the ring's length. An episode of L steps takes L + K frames: the K frames of its first
-observation, and the newest frame of every successor. So frames are stored once, the terminal
-observation has a place of its own, and two steps belong to one episode if and only if the frames of
-their observations are next to each other.
+Steps and frames have consecutive numbers from 0 in each environment; number x is in slot x mod the
+ring's length. An episode of L steps takes L + K frames: the K frames of its first observation, and
+the newest frame of every successor. So each frame is stored once, the terminal observation has its
+own slot, and two consecutive steps belong to one episode if and only if the frames of their
+observations are adjacent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
-    """Writes rows, int64 [M], of a variable whose last one is of no use to anybody."""
+    """Writes rows, int64 [M], of a variable whose last row is unused."""
     if rows.shape[0] == 1 and may_be_xla():
-        # XLA takes the write of one row for cheap enough to be done again by whoever reads the
-        # variable, and copies all of it for that. Of two rows it does not.
+        # XLA duplicates the cheap write of one row in every reader, and copies the whole variable
+        # for that. It does not do so for two rows.
         rows = tf.pad(rows, [[0, 1]], constant_values=variable.shape[0] - 1)
         values = tf.pad(values, [[0, 1], *[[0, 0]] * (values.shape.rank - 1)])
     variable.scatter_update(tf.IndexedSlices(values, rows))
@@ -37,19 +37,19 @@ def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
 def oldest_step(
     replay: InGraphReplay, frame_of: tf.Variable, after: Counts, length: int
 ) -> tf.Tensor:
-    """Returns the oldest step of which an addition has overwritten nothing, int64 [B].
+    """Returns the oldest step without overwritten data after an addition, int64 [B].
 
     Args:
       replay: The buffer's factory.
-      frame_of: Frames of the steps, those added too.
-      after: The counts after the addition, but for `first`.
-      length: Rows that were added (T).
+      frame_of: Frames of the steps, including the added ones.
+      after: The counts after the addition, except `first`.
+      length: Number of added rows (T).
     """
     stack, num_envs = replay.frame_stack, replay.num_envs
     first = tf.maximum(after.first, after.steps - replay.steps_per_env)
     if not replay.loses_frames:
         return first
-    # Every step has one frame at least of its own, so no more can have lost theirs.
+    # Every step has at least one own frame, so no more steps can have lost frames.
     ahead = tf.range(length * (1 + stack), dtype=tf.int64)[:, tf.newaxis]
     envs = tf.range(num_envs, dtype=tf.int64)
     slot = slots(first + ahead, envs, replay.steps_per_env, num_envs)
@@ -60,7 +60,7 @@ def oldest_step(
 
 
 def step_rows(replay: InGraphReplay, rows: dict[str, Nest]) -> tf.Tensor:
-    """Returns the packed rows `[T * B, width]` of steps; zeros where they are not valid."""
+    """Returns the packed rows `[T * B, width]` of steps; zeros for invalid rows."""
     flags = tf.cast(rows["termination"], tf.float32) + 2.0 * tf.cast(rows["truncation"], tf.float32)
     stored = {name: rows[name] for name in ("action", "reward", *EXTRAS) if name in rows}
     packed = replay.step_packer.pack({**stored, "flags": flags})
@@ -70,9 +70,9 @@ def step_rows(replay: InGraphReplay, rows: dict[str, Nest]) -> tf.Tensor:
 def frame_rows(
     replay: InGraphReplay, rows: dict[str, Nest], places: Placement, trash: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where frames go, int64 [M], and the packed frames `[M, width]`.
+    """Returns the rows of frames, int64 [M], and the packed frames `[M, width]`.
 
-    All frames of the first observations of episodes, and the newest one of every successor.
+    These are all frames of first observations of episodes, and the newest frame of every successor.
     """
     stack, num_envs, frames = replay.frame_stack, replay.num_envs, replay.frames
     lead = [-1] if stack == 1 else [-1, 1]
@@ -99,7 +99,7 @@ def frame_rows(
 
 
 def chosen(keep: tf.Tensor | None, x: tf.Tensor, other: Any) -> tf.Tensor:
-    """Returns `x` where it is kept, a number elsewhere.
+    """Returns `x` where `keep` is True, else a number.
 
     Args:
       keep: bool, aligned at the leading axes of `x`; None for everywhere.
@@ -110,27 +110,26 @@ def chosen(keep: tf.Tensor | None, x: tf.Tensor, other: Any) -> tf.Tensor:
 
 
 def if_some_are_not(valid: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask, or None where it is known while tracing that it holds everywhere."""
+    """Returns the mask, or None if it is statically all True."""
     return None if holds_everywhere(valid) else valid
 
 
 def _flat_mask(rows: dict[str, Nest]) -> tf.Tensor | None:
-    """Which of `[T * B]` rows are valid; None where all are. Others are zeros in the buffer."""
+    """The valid rows of `[T * B]`; None if all are. Invalid rows are zeros in the buffer."""
     valid = if_some_are_not(rows["valid"])
     return None if valid is None else tf.reshape(valid, [-1])
 
 
 def _merged(x: tf.Tensor) -> tf.Tensor:
-    """`[T, B, ...]` as `[T * B, ...]`, the first two axes as one."""
+    """Reshapes `[T, B, ...]` to `[T * B, ...]`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
-    """Returns the fields of a trajectory that are stored, as tensors, leaves `[T, B, ...]`.
+    """Returns the stored fields of a trajectory as tensors, leaves `[T, B, ...]`.
 
     Raises:
-      UserError: For a leaf that is missing, or of another shape or dtype, by its path; for a T that
-        is not static.
+      UserError: For a missing leaf or a wrong shape or dtype, with its path; for a dynamic T.
     """
     wanted, result = trajectory_specs(replay), {}
     for name in wanted:
@@ -156,13 +155,13 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
 
 @struct.dataclass
 class Counts(struct.Struct):
-    """Of each environment, int64 [B].
+    """Counts of each environment, int64 [B].
 
     Attributes:
-      steps: Steps written so far; the next one has this number.
+      steps: Steps written so far; the number of the next step.
       frames: Frames written so far.
-      first: The oldest step whose data are all there.
-      age: Steps of the episode that goes on; 0 if the next step begins one.
+      first: The oldest step with complete data.
+      age: Steps of the current episode; 0 if the next step begins one.
     """
 
     steps: tf.Tensor
@@ -173,13 +172,14 @@ class Counts(struct.Struct):
 
 @struct.dataclass
 class Placement(struct.Struct):
-    """Where the steps of a trajectory go, all [T, B].
+    """Positions of the steps of a trajectory, all [T, B].
 
     Attributes:
       step: int64, the step's number.
-      frame: int64, the number of the newest frame of its observation; its successor's is the next.
-      age: int64, the steps of the episode before it.
-      starts: bool, valid and the first of an episode.
+      frame: int64, the number of the newest frame of its observation; the next number is its
+        successor's.
+      age: int64, the number of earlier steps in its episode.
+      starts: bool, valid and first of an episode.
     """
 
     step: tf.Tensor
@@ -194,13 +194,13 @@ def place(
     """Numbers the valid steps of a trajectory.
 
     Args:
-      counts: Before them.
+      counts: The counts before them.
       valid: bool [T, B], T static.
       ends: bool [T, B], the last steps of episodes; valid ones.
       stack: Frames of one observation (K).
 
     Returns:
-      Their places, and the counts after them with `first` as it was.
+      Their positions, and the counts after them, with `first` unchanged.
     """
     if valid.shape[0] == 1:
         return _place_one(counts, valid, ends, stack)
@@ -248,13 +248,13 @@ def _place_one(
 
 
 def holds_everywhere(mask: tf.Tensor) -> bool:
-    """Whether it is known while tracing that a mask holds everywhere."""
+    """Whether a mask is statically all True."""
     known = tf.get_static_value(mask)
     return known is not None and bool(known.all())
 
 
 def _running_max(x: tf.Tensor) -> tf.Tensor:
-    """The maxima of the rows up to each row of x [T, B], T static; log2(T) operations."""
+    """Running maxima over the rows of x [T, B], T static; log2(T) operations."""
     length, shift = x.shape[0], 1
     while shift < length:
         x = tf.concat([x[:shift], tf.maximum(x[shift:], x[:-shift])], axis=0)
@@ -263,38 +263,38 @@ def _running_max(x: tf.Tensor) -> tf.Tensor:
 
 
 def slots(number: tf.Tensor, env: tf.Tensor, length: int, num_envs: int) -> tf.Tensor:
-    """Returns the rows of a buffer `[length * num_envs, ...]`, time-major, of numbers."""
+    """Returns the row indices of numbers in a time-major buffer `[length * num_envs, ...]`."""
     row = tf.math.floormod(number, length)
     return row if num_envs == 1 else row * num_envs + env
 
 
 def number_in_slot(slot: tf.Tensor, oldest: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns the number, from `oldest` on, that lies in a slot of one environment's ring."""
+    """Returns the number, from `oldest` on, in a slot of one environment's ring."""
     return oldest + tf.math.floormod(slot - oldest, length)
 
 
 def complete(counts: Counts, n_step: int) -> tf.Tensor:
-    """Returns int64 [B]: steps before this number have their n steps, or all up to the end."""
+    """Returns int64 [B]: steps before this number have n steps, or all up to an episode end."""
     return counts.steps - tf.minimum(counts.age, n_step - 1)
 
 
 def ready_sequences(
     places: Placement, valid: tf.Tensor, ends: tf.Tensor, length: int, period: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the sequences that are complete with each step: at most one is.
+    """Finds the sequence that each step completes, at most one.
 
     Sequences begin every `period` steps of an episode. The last one of an episode may be shorter;
-    one without a step that the one before it lacks is none.
+    one without new steps is excluded.
 
     Args:
-      places: Of the steps, [T, B].
+      places: Positions of the steps, [T, B].
       valid: bool [T, B].
       ends: bool [T, B].
       length: L.
       period: From 1 to L.
 
     Returns:
-      bool [T, B], whether one is complete; int64 [T, B], the number of its first step.
+      bool [T, B], whether a sequence is complete; int64 [T, B], the number of its first step.
     """
     full, shorter, begin = _sequence_after(places.age + 1, length, period)
     ready = tf.logical_and(valid, tf.logical_or(full, tf.logical_and(ends, shorter)))
@@ -302,10 +302,10 @@ def ready_sequences(
 
 
 def unfinished_sequences(counts: Counts, length: int, period: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the sequences that would be complete if the episodes ended where they are.
+    """Finds the sequences that would be complete if the episodes ended now.
 
     Returns:
-      bool [B], whether there is one more; int64 [B], the number of its first step.
+      bool [B], whether there is another; int64 [B], the number of its first step.
     """
     _, shorter, begin = _sequence_after(counts.age, length, period)
     return tf.logical_and(counts.age > 0, shorter), counts.steps - counts.age + begin
@@ -314,10 +314,10 @@ def unfinished_sequences(counts: Counts, length: int, period: int) -> tuple[tf.T
 def _sequence_after(
     ends: tf.Tensor, length: int, period: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """After so many steps of an episode: is one full, would one be shorter at the end, its start.
+    """Whether a full sequence ends here, whether an end gives a shorter one, its start.
 
-    Of an episode of e steps the shorter one starts at the multiple of the period that lies in
-    (e - L, e - L + period), or at 0 if e < L.
+    In an episode of e steps the shorter one starts at the multiple of the period in (e - L, e - L +
+    period), or at 0 if e < L.
     """
     start = ends - length
     over = tf.math.floormod(start, period)

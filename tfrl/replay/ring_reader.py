@@ -1,8 +1,8 @@
-"""Items out of the rings: n-step transitions and sequences, of frames that are stacked again.
+"""Reads items from the rings: n-step transitions and sequences, with restacked frames.
 
-The first observation of an episode is stored as all of its frames, every further one as its newest
-frame. So whatever stands before an episode's first frame (copies of it, zeros) comes back exactly,
-and no stack crosses the start of an episode.
+An episode's first observation is stored with all its frames, every later one with its newest frame.
+So padding before the first frame (copies, zeros) is reproduced exactly, and no stack crosses the
+start of an episode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FrameStacker:
-    """Takes observations apart into frames and stacks them again.
+    """Splits observations into frames and stacks them again.
 
     Attributes:
       stack: Frames of one observation.
@@ -32,16 +32,16 @@ class FrameStacker:
     """
 
     def __init__(self, obs_spec: Nest, stack: int, axis: int, paths: Sequence[str] | None):
-        """Takes the observations' spec, and which leaves are stacked along which axis.
+        """Takes the observation spec, the stacked leaves and their axis.
 
         Args:
           obs_spec: Nest of specs of one observation.
-          stack: Frames of one observation; 1 where nothing is stacked.
+          stack: Frames of one observation; 1 without stacking.
           axis: 0 or -1, the axis of the spec along which frames are joined, the newest last.
           paths: The stacked leaves; None for all.
 
         Raises:
-          UserError: For a leaf that does not exist, or whose axis the stack does not divide.
+          UserError: For an unknown leaf, or one whose axis the stack does not divide.
         """
         self.stack, self._axis = stack, axis
         leaves = struct.paths(obs_spec)
@@ -140,7 +140,7 @@ class Reader:
         """Returns the items that begin at steps, without index and weight.
 
         Args:
-          counts: Of the buffer now.
+          counts: The buffer's current counts.
           step: int64 [N], their numbers.
           env: int64 [N].
         """
@@ -151,7 +151,7 @@ class Reader:
     def _window(
         self, counts: Counts, step: tf.Tensor, env: tf.Tensor, length: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Slots [N, length] from steps on, which are of the same episode, which end it, frame."""
+        """Slots [N, length] from steps on, which are in the same episode, which end it, frames."""
         numbers = step[:, tf.newaxis] + tf.range(length + 1, dtype=tf.int64)
         slot = ring.slots(
             numbers, env[:, tf.newaxis], self._replay.steps_per_env, self._replay.num_envs
@@ -159,7 +159,7 @@ class Reader:
         frame = tf.gather(self._frame_of, slot)
         written = tf.gather(counts.steps, env)[:, tf.newaxis]
         there = numbers < written
-        # Steps of one episode have their frames next to each other.
+        # Frames of one episode are adjacent.
         goes_on = there[:, 1:] & tf.equal(frame[:, 1:], frame[:, :-1] + 1)
         same = tf.concat([tf.ones_like(there[:, :1]), goes_on[:, :-1]], axis=1)
         inside = tf.cast(tf.math.cumprod(tf.cast(same, tf.int32), axis=1), tf.bool)
@@ -169,7 +169,7 @@ class Reader:
         return slot[:, :-1], inside, inside & is_last, frame[:, 0]
 
     def _step_rows(self, slot: tf.Tensor) -> dict[str, Nest]:
-        """What is stored of the steps in slots beside their frames, leaves [*slot.shape, ...]."""
+        """The stored steps in slots without frames, leaves [*slot.shape, ...]."""
         return self._replay.step_packer.unpack(tf.gather(self._steps, slot))  # type: ignore[no-any-return]
 
     def _observations(self, numbers: tf.Tensor, env: tf.Tensor) -> Nest:
@@ -180,7 +180,7 @@ class Reader:
         return self._replay.frame_packer.unpack(tf.gather(self._frames, slot))
 
     def _stacks(self, frames: Nest, starts: list[int]) -> Nest:
-        """Observations `[N * len(starts), ...]` whose oldest frames stand at `starts`."""
+        """Observations `[N * len(starts), ...]` with oldest frames at `starts`."""
         stack = self._replay.frame_stack
 
         if stack == 1 and len(starts) == 1:
@@ -199,7 +199,7 @@ class Reader:
             slot = ring.slots(step, env, self._replay.steps_per_env, self._replay.num_envs)
             first, frame = self._step_rows(slot), tf.gather(self._frame_of, slot)
             reward = first["reward"]
-            # By flags: 0 for those that say that it terminated.
+            # By flags: 0 after a termination.
             kept = tf.constant([powers[1], 0.0, powers[1], 0.0], tf.float32)
             discount = tf.gather(kept, tf.cast(first["flags"], tf.int32))
             ages, last = tf.range(1 - stack, 2, dtype=tf.int64), 1

@@ -1,4 +1,4 @@
-"""Replay buffers over tensors: values with the methods of the variables that a buffer writes."""
+"""Replay buffers over tensors: values with the methods of variables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,8 @@ import tensorflow as tf
 class TensorVariable:
     """A tensor with the methods of a tf.Variable that an `InGraphBuffer` calls.
 
-    A write puts another tensor in the place of the last one, within the trace of one iteration; so
-    it may not stand in a branch or a loop. The buffers of a population are such values: they are
-    stacked, and a loop carries them.
+    A write replaces the tensor within the trace of one iteration, so it may not be in a branch or a
+    loop. The buffers of a population are such values: stacked and carried by a loop.
 
     Attributes:
       value: The newest tensor.
@@ -36,11 +35,11 @@ class TensorVariable:
         return self.value
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """Returns the newest tensor, where TensorFlow asks for one."""
+        """Returns the newest tensor, for conversion by TensorFlow."""
         return self.value
 
     def assign(self, value: tf.Tensor) -> None:
-        """Puts a tensor in its place."""
+        """Replaces the tensor."""
         self.value = tf.convert_to_tensor(value, self.dtype)
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
@@ -50,10 +49,10 @@ class TensorVariable:
 
 
 def as_variables(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the leaves of a buffer by path as what it may write; variables as they are."""
+    """Returns the leaves of a buffer by path as writable objects; variables unchanged."""
     return {path: TensorVariable(x) if isinstance(x, tf.Tensor) else x for path, x in state.items()}
 
 
 def as_leaves(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the newest leaves behind `as_variables`."""
+    """Returns the newest leaves of `as_variables`' result."""
     return {path: x.value if isinstance(x, TensorVariable) else x for path, x in variables.items()}

@@ -1,4 +1,4 @@
-"""How an agent acts in host environments: one call a step, of TensorFlow or in NumPy."""
+"""Acting in host environments: one call per step, in TensorFlow or NumPy."""
 
 import functools
 import time
@@ -16,20 +16,20 @@ from tfrl.types import Nest
 
 MODES = ("numpy", "graph", "xla", "eager")
 _TRIALS = 30
-_MARGIN = 1.15  # by which NumPy must win
+_MARGIN = 1.15  # minimum speed-up for NumPy
 _TOLERANCE = 1e-4
-_MOST_POLICIES = 16  # that an environment keeps
+_MOST_POLICIES = 16  # cached per environment
 
 
 class HostPolicy:
-    """An agent's `action_fn` for observations in NumPy, with the state of one rollout.
+    """An agent's `action_fn` for NumPy observations, with the state of one rollout.
 
     `begin(agent_state, key, length)`, then `act(obs, t, carry)` for t = 0 .. length - 1. Step t
     draws from `seeding.split(key, length)[t]`, as in a rollout on the device.
 
     Attributes:
       mode: "numpy", "graph", "xla" or "eager"; None until it is chosen.
-      seconds: `{mode: seconds}` of one step, of the modes that were timed.
+      seconds: `{mode: seconds}` of one step, for the timed modes.
     """
 
     def __init__(self, env: HostEnv, agent: Any, action_fn: Callable[..., Any]):
@@ -41,7 +41,7 @@ class HostPolicy:
         self.seconds: dict[str, float] = {}
         self.why_not_numpy = ""
         self._program: NumpyProgram | None = None
-        # Of equal agents in environments alike: what was chosen, and what was made for it.
+        # The chosen mode and its functions, shared by equal agents in equal environments.
         self._traces = traces_of(logic_key(("acting", env, agent, action_fn)))
         self._compiled: dict[str, Any] = {}
         self._form: Nest = None
@@ -52,19 +52,19 @@ class HostPolicy:
     # State.
 
     def fresh_carry(self) -> Nest:
-        """Returns the recurrent state of an episode's start, arrays `[B, ...]`, or None."""
+        """Returns the recurrent state at an episode start, arrays `[B, ...]`, or None."""
         initial = getattr(self._agent, "initial_carry", None)
         carry = None if initial is None else initial(self._env.num_envs)
         return None if carry is None else tf.nest.map_structure(np.asarray, struct.values(carry))
 
     def begin(self, agent_state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> None:
-        """Takes the agent's state for the steps to come; chooses how to act when not chosen.
+        """Takes the agent's state for the next steps; at first, chooses the mode.
 
         Args:
           agent_state: Leaves may be tensors or tf.Variables.
           key: int32 [2].
           length: How many steps.
-          obs: The first observation, to try on.
+          obs: The first observation, for the timing.
           carry: The first recurrent state, or None.
         """
         agent_state = () if agent_state is None else agent_state
@@ -78,23 +78,23 @@ class HostPolicy:
         self._begin(self.mode, agent_state, key, length, carry)
 
     def draws(self, key: tf.Tensor, length: int) -> list[tf.Tensor]:
-        """Returns the draws of a rollout to come, for `foresee`; to be traced.
+        """Returns the random draws of the next rollout, for `foresee`; call it while tracing.
 
-        Those of NumPy mode; the others draw at each step.
+        Only NumPy mode needs them; the other modes draw at each step.
         """
         return self._program.draw(key, length) if self._program is not None else []
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The numbers of the agent state's leaves that it reads in NumPy mode."""
+        """Indices of the agent state's leaves that NumPy mode reads."""
         return self._program.reads if self._program is not None else ()
 
     def foresee(self, leaves: Sequence[Any], draws: Sequence[Any]) -> None:
-        """Gives the next `begin` what it would compute in NumPy mode: a call of TensorFlow less.
+        """Supplies precomputed parameters and draws to the next `begin` in NumPy mode.
 
         Args:
-          leaves: Those of the agent's state that it reads.
-          draws: What `draws` gave of the key.
+          leaves: The leaves of the agent's state in `reads`.
+          draws: The result of `draws` for the key.
         """
         self._foreseen = (leaves, draws)
 
@@ -112,7 +112,7 @@ class HostPolicy:
         if mode == "eager":
             self._published = values
         elif self._published is None:
-            # Variables that the compiled function captures: a dozen arguments take their time.
+            # Captured variables, since a dozen arguments slow down the call.
             self._published = tf.nest.map_structure(
                 lambda x: tf.Variable(x, trainable=False), values
             )
@@ -120,7 +120,7 @@ class HostPolicy:
             tf.nest.map_structure(lambda v, x: v.assign(x), self._published, values)
 
     def redraw(self, key: tf.Tensor, length: int) -> None:
-        """Draws for further steps by the state that `begin` took; arguments as there."""
+        """Draws for more steps with the state of `begin`; arguments as in `begin`."""
         if self.mode == "numpy" and self._program is not None:
             self._program.redraw(key, length)
         else:
@@ -134,7 +134,7 @@ class HostPolicy:
         inputs = [obs, () if carry is None else carry]
         if mode == "numpy":
             program: Any = self._program
-            with np.errstate(all="ignore"):  # TensorFlow says nothing of a division by zero
+            with np.errstate(all="ignore"):  # TensorFlow does not warn of a division by zero
                 action, after, extras = program.run(t, inputs)
         else:
             outputs = self._call(mode, self._keys[t], *inputs)
@@ -143,9 +143,9 @@ class HostPolicy:
         return action, (None if carry is None else after), (None if none else extras)
 
     def _answer(self, state: Any, key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
-        """The agent's answer, with () for what it leaves out."""
+        """The agent's output, with () for missing parts."""
         state = None if isinstance(state, tuple) and not state else state
-        absent = isinstance(carry, tuple) and not carry  # a tensor has an equality of its own
+        absent = isinstance(carry, tuple) and not carry  # a tensor overrides equality
         output = self._action_fn(state, obs, key, None if absent else carry)
         more = [() if x is None else x for x in (output.carry, output.extras)]
         return (output.action, *more)
@@ -181,7 +181,7 @@ class HostPolicy:
     # The choice.
 
     def _choose(self, state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> str:
-        """NumPy where it gives the same actions faster than a call of TensorFlow."""
+        """Chooses NumPy if it gives the same actions faster than TensorFlow."""
         if getattr(self._agent, "takes_records", False):
             self.why_not_numpy = "it takes records"
             return "graph"
@@ -216,10 +216,10 @@ class HostPolicy:
 
 
 def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostPolicy:
-    """Returns how an agent acts in an environment, which keeps it."""
+    """Returns the `HostPolicy` of an agent, cached in the environment."""
     known = env.policies
     if action_fn not in known:
-        if len(known) >= _MOST_POLICIES:  # functions made anew for every rollout
+        if len(known) >= _MOST_POLICIES:  # functions recreated for every rollout
             del known[next(iter(known))]
         known[action_fn] = HostPolicy(env, agent, action_fn)
     return known[action_fn]
@@ -232,7 +232,7 @@ def _split(key: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _close(ours: Nest, theirs: Nest) -> bool:
-    """Equal whole numbers, and floats up to rounding."""
+    """Whether integers are equal, and floats up to rounding."""
     for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(theirs), strict=True):
         if a is None and b is None:
             continue

@@ -1,4 +1,4 @@
-"""Collects experience where one policy acts for those environments that have answered."""
+"""Collects experience with one policy that acts for the environments that have answered."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def central_rollout(
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Steps every environment `length` times; the policy acts for those that have answered.
 
-    Each call of the policy has a row for every environment, of which some count. So the rollout
-    depends on who was first, and does not repeat to the bit.
+    Each policy call has a row for every environment, but only some rows are used. So the rollout
+    depends on timing and is not repeatable to the bit.
     """
     policy, size = policy_for(env, agent, action_fn), env.num_envs
     carries, fresh = (_rows(x, size) for x in carries_of(policy, carry))
@@ -45,7 +45,7 @@ def central_rollout(
             before = _carry_of(players)
             if calls == 0:
                 policy.begin(agent_state, key, length, obs, before)
-            elif calls % length == 0:  # it has draws for so many calls
+            elif calls % length == 0:  # draws for `length` calls are used up
                 policy.redraw(seeding.fold_in(key, calls), length)
             answer = policy.act(obs, calls % length, before)
             action, after, extras = (_rows(x, size) for x in answer)

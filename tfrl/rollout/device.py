@@ -1,4 +1,4 @@
-"""Collects experience; from device environments in one compiled loop."""
+"""Collects experience; with device environments in one compiled loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,34 +40,36 @@ def rollout(
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Lets an agent act for `length` steps and records them.
 
-    Row t holds o_t, a_t, r_t, the true successor o_{t+1} and the end flags of the step. A row is
-    invalid if it exists only because of an autoreset, or is frozen after an end. A pure function:
-    call it eagerly, or inside a `tf.function` with or without `jit_compile`; with a `HostEnv`,
-    which is stepped in Python, call it outside of one.
+    Row t holds o_t, a_t, r_t, the true successor o_{t+1} and the end flags of the step. Autoreset
+    rows and rows frozen after an end are invalid. The function is pure: call it eagerly, or inside
+    a `tf.function` with or without `jit_compile`; with a `HostEnv`, which Python steps, call it
+    outside.
 
     Args:
-      env: An environment as `tfrl.make_env` gives it; or only its `step(env_state, action)`. One
-        without an autoreset layer goes on after an end as it does, and all its rows are valid.
-      agent: Any object with `compute_actions`, or only such a function; a recurrent one also offers
+      env: An environment from `tfrl.make_env`; or only its `step(env_state, action)`. Without an
+        autoreset layer, the environment's own behaviour after an end applies, and all rows are
+        valid.
+      agent: Any object with `compute_actions`, or that function; a recurrent agent also has
         `initial_carry(batch_size)`.
-      env_state: The state to go on from.
+      env_state: The state to start from.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: T, the number of steps; static.
-      env_extra_fields: Names of `info` fields of the state after each step, or of fields of the
-        trajectory itself ("termination"), to be stored in `Trajectory.env_extras`.
+      env_extra_fields: Names of `info` fields after each step, or of the trajectory's own fields
+        ("termination"), to store in `Trajectory.env_extras`.
       action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
         `compute_actions` if None.
       carry: Recurrent state for the first step; the agent's `initial_carry` if None. In rows where
-        an episode starts it is replaced by `initial_carry`, or by zeros for an agent without one.
-      in_numpy: With a `HostEnv`: leaves the trajectory in NumPy, where it comes from.
+        an episode starts, `initial_carry` replaces it, or zeros for an agent without one.
+      in_numpy: With a `HostEnv`: whether to return NumPy arrays.
 
     Returns:
-      The trajectory, every leaf [T, B, ...]; the environments' state and the carry to go on from.
+      The trajectory, every leaf [T, B, ...]; the environments' state and the carry after the last
+      step.
 
     Raises:
-      UserError: For a length that is not a positive int, an extra field that the environment does
-        not give, or an agent whose carry changes its structure.
+      UserError: For a length that is not a positive int, an unknown extra field, or an agent whose
+        carry changes its structure.
     """
     length = checks.at_least("length", length, 1)
     fields, own = check_fields(env_extra_fields, env_state)
@@ -89,9 +91,9 @@ def rollout(
         )
         return with_own_fields(trajectory, own), state, carry
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
-    # Every row is a step, so validity needs no storage.
+    # Every row is a valid step, so `valid` need not be stored.
     all_steps = stepper.mode in SAME_STEP_MODES or "autoreset" not in env_state.info
-    # Elsewhere the successor is the next row's observation, and needs none.
+    # Elsewhere the successor is the next row's observation and need not be stored.
     stored = stepper.mode in SAME_STEP_MODES or env.autoreset is None
 
     def step(loop: Loop, t: tf.Tensor) -> tuple[Loop, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One episode per environment: as a trajectory, or only its return and length."""
+"""One episode per environment, as a trajectory or only as return and length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,15 +24,15 @@ from tfrl.rollout.step import (
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.xla import in_xla
 
-# What a light trajectory leaves out.
+# Fields that a light trajectory omits.
 _LARGE = ("obs", "action", "next_obs", "policy_extras")
-# The most columns of a leaf that a loop within XLA carries each by itself.
+# Maximum columns of a leaf that a loop within XLA carries separately.
 _NARROW = 8
 
 
 @struct.dataclass
 class EpisodeTotals(struct.Struct):
-    """What the first episode of each environment summed up to.
+    """Return and length of the first episode of each environment.
 
     Attributes:
       episode_returns: float32 [B], the sum of the rewards (a dict of them for a dict of rewards).
@@ -61,8 +61,8 @@ def eval_rollout_episode(
 ) -> tuple[Trajectory, EnvState]:
     """Records one episode of every environment, from `env_state` to its first end.
 
-    No step is taken any more when all have ended. Rows after the end of an episode are invalid,
-    whatever the environment's autoreset mode puts there.
+    It stops when all episodes have ended. Rows after the end of an episode are invalid in every
+    autoreset mode.
 
     Args:
       env: As of `rollout`.
@@ -74,7 +74,7 @@ def eval_rollout_episode(
       env_extra_fields: As of `rollout`.
       action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
-      light: Whether only rewards, ends and extra fields are kept: observations take memory.
+      light: Whether to keep only rewards, ends and extra fields, to save memory.
 
     Returns:
       The trajectory, every leaf [length, B, ...], and the environments' last state.
@@ -124,7 +124,7 @@ def eval_rollout_episode(
 
 
 def _as_asked(trajectory: Trajectory, own: Sequence[str], light: bool) -> Trajectory:
-    """A trajectory with fields of its own as extras, and without what a light one leaves out."""
+    """The trajectory with its own fields as extras, without the omitted fields if light."""
     trajectory = with_own_fields(trajectory, own)
     return trajectory.replace(**dict.fromkeys(_LARGE)) if light else trajectory
 
@@ -142,10 +142,10 @@ def fast_eval_rollout_episode(
     discount: float | None = None,
     info_fields: Sequence[str] = (),
 ) -> tuple[EpisodeTotals, EnvState]:
-    """Sums up one episode of every environment; stops as soon as all of them have ended.
+    """Computes returns and lengths of one episode of every environment; stops when all ended.
 
-    The same episodes as `eval_rollout_episode` plays, without storing them. An episode that has
-    not ended after `length` steps counts as far as it came.
+    The episodes equal those of `eval_rollout_episode`, but are not stored. An episode that has not
+    ended after `length` steps counts up to there.
 
     Args:
       env: As of `rollout`.
@@ -158,7 +158,7 @@ def fast_eval_rollout_episode(
       action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
       discount: Asks for `discounted_returns` too, if not None.
-      info_fields: Scalars of `info` whose values at the last steps are returned.
+      info_fields: Scalars of `info` to return from the last steps.
 
     Returns:
       Returns and lengths of the episodes, each [B], and the environments' last state.
@@ -219,8 +219,8 @@ def fast_eval_rollout_episode(
 def _columns(nest: Nest) -> list[Any]:
     """The leaves of a nest; within XLA narrow ones `[B, K]` as lists of K columns `[B]`.
 
-    XLA computes the elements of a matrix that is stacked of columns one by one, each with all that
-    its column is made of; columns it computes as vectors, and uses one for the next.
+    XLA computes each element of a matrix stacked from columns separately, with all inputs of its
+    column; separate columns it computes as vectors, and reuses them.
     """
     return [tf.unstack(x, axis=1) if _is_narrow(x) else x for x in tf.nest.flatten(nest)]
 
@@ -238,7 +238,7 @@ def _is_narrow(x: Any) -> bool:
 
 
 def episode_totals(trajectory: Trajectory, discount: float | None = None) -> EpisodeTotals:
-    """Sums up a trajectory of `eval_rollout_episode` over its valid rows.
+    """Computes returns and lengths of a trajectory of `eval_rollout_episode` over valid rows.
 
     Args:
       trajectory: One episode per column, leaves [T, B, ...].
@@ -251,7 +251,7 @@ def episode_totals(trajectory: Trajectory, discount: float | None = None) -> Epi
     steps = tf.cast(valid, tf.int32)
 
     def total(reward: tf.Tensor, weight: Any) -> tf.Tensor:
-        # A choice, not a product: an invalid row may hold anything, NaN included.
+        # A select, not a product: invalid rows may contain NaN.
         return tf.reduce_sum(tf.where(valid, reward * weight, 0.0), axis=0)
 
     discounted = None
@@ -267,7 +267,7 @@ def episode_totals(trajectory: Trajectory, discount: float | None = None) -> Epi
 
 
 def episode_limit(env: Any, length: int | None, name: str) -> int:
-    """Returns the most steps of an episode: `length`, else the environment's own limit."""
+    """Returns the maximum steps of an episode: `length`, else the environment's limit."""
     if length is not None:
         return checks.at_least(name, length, 1)
     if getattr(env, "max_episode_steps", None) is None:
@@ -283,7 +283,7 @@ def episode_limit(env: Any, length: int | None, name: str) -> int:
 def _add_step(
     totals: EpisodeTotals, reward: Nest, counts: tf.Tensor, discount: float | None
 ) -> EpisodeTotals:
-    """Adds one step's reward where `counts` [B]; the length so far gives the discount's power."""
+    """Adds one step's reward where `counts` [B] is True, discounted by the length so far."""
     lengths = totals.episode_lengths
     discounted = totals.discounted_returns
     if discount is not None:

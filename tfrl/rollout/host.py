@@ -18,7 +18,7 @@ from tfrl.types import EnvState, Nest, Trajectory
 
 
 def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
-    """Returns one step, as `StepRecord` would, without arrays to be filled."""
+    """Returns one step like `StepRecord`, without allocating arrays."""
     obs = player.state.obs
     action, extras = player.send(0)
     player.receive()
@@ -37,7 +37,7 @@ def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
         truncation=_as_row(state.truncation),
         valid=~_as_row(info["autoreset"]),
         policy_extras=None if extras is None else _as_row(extras),
-        # `tf.nest` takes its time for an empty dict too.
+        # `tf.nest` is slow even for an empty dict.
         env_extras=_as_row(extra_fields(fields, state)) if fields else None,
     )
 
@@ -62,10 +62,9 @@ def host_rollout(
     one_episode: bool = False,
     in_numpy: bool = False,
 ) -> tuple[Trajectory, EnvState, Nest]:
-    """Is `rollout` on a host environment; see there.
+    """`rollout` for host environments; see there.
 
-    Halves (`tfrl.envs.host_halves`) are stepped in turn: while one steps, the agent acts for the
-    other.
+    Halves (`tfrl.envs.host_halves`) step in turn: while one steps, the agent acts for the other.
 
     Args:
       env: The environments.
@@ -74,12 +73,13 @@ def host_rollout(
       agent_state: The agent's state.
       key: int32 [2].
       length: T.
-      fields: Names of `info` fields to be stored.
-      action_fn: How the agent acts.
+      fields: Names of `info` fields to store.
+      action_fn: The agent's acting function.
       carry: Recurrent state for the first step, or None.
-      one_episode: Whether it may stop as soon as every environment has ended an episode; the rows
-        after that are invalid zeros.
-      in_numpy: Whether the trajectory stays in NumPy; small tensors take longer than their steps.
+      one_episode: Whether to stop once every environment has ended an episode; later rows are
+        invalid zeros.
+      in_numpy: Whether to return NumPy arrays, since converting small arrays takes longer than
+        their steps.
     """
     if isinstance(env, CentralInference) and not one_episode:
         trajectory, state, after = central_rollout(
@@ -124,7 +124,7 @@ def _as_tensors(nest: Nest) -> Nest:
 def _play(
     records: list[StepRecord], players: list[HostPlayer], length: int, one_episode: bool
 ) -> None:
-    """Steps all players in turn; a step is received just before the next one is sent."""
+    """Steps all players in turn; receives a step just before sending the next one."""
     going = list(zip(records, players, strict=True))
     for record, player in going:
         record.put(0, *player.send(0))
@@ -145,7 +145,7 @@ def blank_trajectory(
     length: int,
     env_extra_fields: Sequence[str],
 ) -> Trajectory:
-    """Returns a trajectory like one of `rollout`, of one step repeated that was never taken."""
+    """Returns a dummy trajectory with the structure of `rollout`'s, one step repeated."""
     fields, own = check_fields(env_extra_fields, env_state)
     policy = policy_for(env, agent, agent.compute_actions)
     key = tf.zeros([2], tf.int32)
@@ -164,7 +164,7 @@ def blank_trajectory(
         env_extras=extra_fields(fields, env_state) or None,
     )
     row = with_own_fields(row, own)
-    # Of arrays tf.stack would make int32 of int64.
+    # tf.stack would convert int64 arrays to int32.
     return tf.nest.map_structure(lambda x: tf.stack([tf.convert_to_tensor(x)] * length), row)
 
 
@@ -180,7 +180,7 @@ def host_episode_totals(
     discount: float | None,
     info_fields: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray], EnvState]:
-    """Sums up one episode of every environment; see `fast_eval_rollout_episode`.
+    """Returns and lengths of one episode per environment; see `fast_eval_rollout_episode`.
 
     Returns:
       Returns float32 [B], lengths int32 [B], discounted returns float32 [B] or None, the fields of

@@ -1,4 +1,4 @@
-"""Steps an agent in host environments, and keeps what it sees."""
+"""Steps an agent in host environments and records the experience."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _SMALL_BYTES = 2**14
 
 
 class HostStepper:
-    """Steps host environments by actions that it is given; it keeps the newest state.
+    """Steps host environments with given actions, and holds the newest state.
 
     Attributes:
       env: The environments.
@@ -29,10 +29,10 @@ class HostStepper:
 
         Args:
           env: The environments.
-          agent: Who sees them.
+          agent: The agent that observes them.
           env_state: Their newest state.
           carry: The recurrent state for the first step, arrays `[B, ...]`, or None.
-          fresh: That of an episode's start, likewise.
+          fresh: The recurrent state at an episode start, arrays `[B, ...]`, or None.
         """
         self.env, self.state, self.carry = env, env_state, carry
         self._agent, self._fresh = agent, fresh
@@ -40,11 +40,11 @@ class HostStepper:
 
     @property
     def seen(self) -> Nest:
-        """What the agent sees, `[B, ...]`."""
+        """The agent's observation, `[B, ...]`."""
         return seen_by(self._agent, self.state)
 
     def dispatch(self, action: Nest, after: Nest) -> None:
-        """Starts a step by an action, behind which the recurrent state is `after`."""
+        """Starts a step with an action; `after` is the next recurrent state."""
         self._after = after
         self.env.send(self.state, action)
 
@@ -55,7 +55,7 @@ class HostStepper:
             self.carry = self._next_carry(self._after)
 
     def _next_carry(self, carry: Nest) -> Nest:
-        """The fresh one in rows whose observation starts an episode."""
+        """`carry`, reset in rows whose observation starts an episode."""
         state = self.state
         starts = state.termination | state.truncation if self._restarts else state.info["autoreset"]
         frozen = self.env.autoreset.name == "DISABLED"
@@ -63,7 +63,7 @@ class HostStepper:
 
 
 class HostPlayer(HostStepper):
-    """Steps host environments by an agent's policy."""
+    """Steps host environments with an agent's policy."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class HostPlayer(HostStepper):
 
 
 def carries_of(policy: HostPolicy, carry: Nest) -> tuple[Nest, Nest]:
-    """Returns recurrent states in NumPy: that for a first step, and that of an episode's start.
+    """Returns recurrent states in NumPy: for the first step, and at an episode start.
 
     Args:
-      policy: Who acts.
-      carry: The first, or None for a fresh one.
+      policy: The acting policy.
+      carry: The first recurrent state, or None for an episode start.
     """
     fresh = policy.fresh_carry()
     if carry is None:
@@ -110,8 +110,8 @@ def carries_of(policy: HostPolicy, carry: Nest) -> tuple[Nest, Nest]:
 class StepRows:
     """Arrays `[T, ...]` of the leaves of a nest, step by step.
 
-    Small leaves are kept as they are and joined at the end, in a third of the time that copies into
-    an array take. So nothing may change them meanwhile.
+    Small leaves are kept by reference and joined at the end, in a third of the time of copies into
+    an array. So they must not change in between.
     """
 
     def __init__(self, length: int):
@@ -150,7 +150,7 @@ def _joined(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
 
 
 class StepRecord:
-    """The experience of a player, and what a rollout makes of it."""
+    """Records the experience of a player as a trajectory."""
 
     def __init__(self, player: HostStepper, length: int, fields: Sequence[str]):
         self.player = player
@@ -158,14 +158,14 @@ class StepRecord:
         self._obs, self._action = StepRows(length + 1), StepRows(length)
         self._extras: StepRows | None = None
         self._fields, self._length = fields, length
-        # Of each step: reward, termination, truncation, autoreset, and the fields.
+        # Per step: reward, termination, truncation, autoreset, and the fields.
         self._steps: list[tuple[Nest, ...]] = []
         self._ends: list[tuple[int, np.ndarray, Nest]] = []
         self.over = np.zeros(player.env.num_envs, bool)  # where an episode has ended
         self._obs.put(0, player.state.obs)
 
     def put(self, t: int, action: Nest, extras: Nest) -> None:
-        """Stores what was sent at step t."""
+        """Stores action and extras of step t."""
         self._action.put(t, action)
         if extras is not None:
             if self._extras is None:
@@ -216,7 +216,7 @@ class StepRecord:
 
 
 def beside(nests: list[Nest], axis: int) -> Nest:
-    """Puts the rows of nests beside each other."""
+    """Concatenates nests along an axis."""
     return tf.nest.map_structure(lambda *xs: np.concatenate(xs, axis=axis), *nests)
 
 

@@ -1,7 +1,7 @@
-"""The TensorFlow operations that `NumpyProgram` knows, each as one NumPy function.
+"""The TensorFlow operations supported by `NumpyProgram`, each as one NumPy function.
 
-Each entry makes, from a node of a graph, a function of the values of its inputs. What a node says
-about itself (axes, dtypes, transposition) is read once, when the program is made.
+Each entry turns a graph node into a function of its input values. The node's attributes (axes,
+dtypes, transposition) are read once, when the program is made.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Maker = Callable[[tf.Operation], Callable[..., Any]]
 
 
 def _known(op: tf.Operation, index: int) -> Any:
-    """The value of an input that is the same at every step, or None: int, or a list of ints."""
+    """The value of a constant input (int or list of ints), or None."""
     value = tf.get_static_value(op.inputs[index])
     return None if value is None else value.tolist()
 
@@ -75,7 +75,7 @@ def _matmul(op: tf.Operation) -> Callable[..., Any]:
 def _reduction(fn: np.ufunc) -> Maker:
     def make(op: tf.Operation) -> Callable[..., Any]:
         keep = op.get_attr("keep_dims")
-        # NumPy would sum int32 up in int64.
+        # NumPy would sum int32 in int64.
         dtype = op.outputs[0].dtype.as_numpy_dtype
         known = _known(op, 1)
         if known is not None:
@@ -249,7 +249,7 @@ def _bias_add(op: tf.Operation) -> Callable[..., Any]:
     return np.add
 
 
-# Operations whose function returns a tuple, of one value too.
+# Operations whose function returns a tuple, even for one value.
 IN_TUPLES = ("Split", "SplitV", "Unpack")
 
 OPS: dict[str, Maker] = {

@@ -1,14 +1,14 @@
 """Runs a traced TensorFlow function in NumPy, step after step, without calling TensorFlow.
 
-A call of TensorFlow from Python costs some 300 microseconds, the arithmetic of a small policy in
-NumPy 20. `NumpyProgram` takes the graph of any function apart by what its operations depend on:
+A TensorFlow call from Python costs about 300 microseconds, the arithmetic of a small policy in
+NumPy 20. `NumpyProgram` splits a function's graph by the dependencies of its operations:
 
-* on the state only (parameters, statistics): computed once for many steps, in NumPy;
-* on the key only (random draws): computed for all steps at once by TensorFlow, so that the draws
-  are those of the traced function to the bit;
-* on the inputs of a step: run in NumPy at every step, one NumPy call an operation.
+* only on the state (parameters, statistics): computed once for many steps, in NumPy;
+* only on the key (random draws): computed for all steps at once by TensorFlow, so that the draws
+  are bitwise equal to the traced function's;
+* on the inputs of a step: run in NumPy at every step, one NumPy call per operation.
 
-It knows the operations of `numpy_ops.OPS`; a function with others is refused, and left to
+It supports the operations of `numpy_ops.OPS`; functions with others raise `NotInNumpy` and run in
 TensorFlow.
 """
 
@@ -32,20 +32,20 @@ _IGNORED = ("Placeholder", "Const", "NoOp")
 
 
 class NotInNumpy(Exception):
-    """The function has something that only TensorFlow can run; the message says what."""
+    """The function has an unsupported operation; the message names it."""
 
 
 class NumpyProgram:
-    """`fn(state, key, *inputs)`, run for one key after the other with the same state.
+    """`fn(state, key, *inputs)`, run for successive keys with the same state.
 
     `begin(state, key, length)`, then `run(t, inputs)` gives `fn(state, keys[t], *inputs)`.
 
     Attributes:
-      reads: The numbers of the state's leaves that it reads, in their order.
+      reads: Indices of the state's leaves that it reads, in order.
     """
 
     def __init__(self, fn: Callable[..., Nest], state: Nest, inputs: Sequence[Nest]):
-        """Traces `fn` and takes it apart.
+        """Traces `fn` and splits its graph.
 
         Args:
           fn: `fn(state, key, *inputs)`, a pure function of tensors.
@@ -53,7 +53,7 @@ class NumpyProgram:
           inputs: Nests of TensorSpecs with static shapes.
 
         Raises:
-          NotInNumpy: If the function has an operation that is not known.
+          NotInNumpy: If the function has an unsupported operation.
         """
         key = tf.TensorSpec([2], tf.int32)
         leaves = [tf.nest.flatten(x) for x in (state, key, list(inputs))]
@@ -80,10 +80,10 @@ class NumpyProgram:
         self._levels = self._levels_of_tensors()
         self._plan(wrapped)
 
-    # Taking apart.
+    # Splitting the graph.
 
     def _levels_of_tensors(self) -> dict[Any, int]:
-        """What each tensor depends on: the state, the key alone, or a step's inputs."""
+        """The dependency of each tensor: the state, only the key, or a step's inputs."""
         levels = {x.ref(): _STATE for x in self._state_in}
         levels[self._key_in.ref()] = _KEY
         levels.update({x.ref(): _STEP for x in self._step_in})
@@ -133,7 +133,7 @@ class NumpyProgram:
         self._draws: list[np.ndarray] = []
 
     def _needed(self, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """The operations behind the outputs, in their order."""
+        """The operations needed for the outputs, in order."""
         needed: set[Any] = set()
         waiting = [x.op for x in outputs]
         while waiting:
@@ -145,7 +145,7 @@ class NumpyProgram:
         return [op for op in self._graph.get_operations() if op in needed]
 
     def _drawn(self, ops: Sequence[Any], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Tensors of the key alone that a step needs."""
+        """Tensors that depend only on the key and that a step needs."""
         drawn = {}
         users = [(x, op) for op in ops for x in op.inputs]
         for x, op in users:
@@ -159,7 +159,8 @@ class NumpyProgram:
         if not drawn:
             return None
         for op in self._graph.get_operations():
-            # What waits for inputs of a step (TF-Agents' random policy does) could not be parted.
+            # Draws with control dependencies on a step's inputs (TF-Agents' random policy) cannot
+            # be separated.
             if op.outputs and all(self._levels[y.ref()] == _KEY for y in op.outputs):
                 tf_private.remove_control_inputs(op)
         one = wrapped.prune([self._key_in], drawn)
@@ -189,17 +190,17 @@ class NumpyProgram:
     # Running.
 
     def fresh(self) -> "NumpyProgram":
-        """Returns the same program, to be run beside this one."""
+        """Returns a copy of the program with its own state."""
         other = copy.copy(self)
         other._values = list(self._values)
         return other
 
     def begin(self, state: Nest, key: tf.Tensor, length: int) -> None:
-        """Takes the state and the key of `length` steps to come.
+        """Takes the state and the key of the next `length` steps.
 
         Args:
-          state: As the function takes it.
-          key: int32 [2]; step t is given `seeding.split(key, length)[t]`.
+          state: The function's argument.
+          key: int32 [2]; step t uses `seeding.split(key, length)[t]`.
           length: How many steps.
         """
         draws = [] if self._draw is None else self._draw(key, length)
@@ -207,11 +208,11 @@ class NumpyProgram:
         self.begin_from([leaves[i] for i in self.reads], draws)
 
     def draw(self, key: tf.Tensor, length: int) -> list[tf.Tensor]:
-        """Returns what `begin_from` takes of a key: the draws of `length` steps; may be traced."""
+        """Returns the draws of `length` steps for `begin_from`; may be traced."""
         return [] if self._draw is None else list(self._draw(key, length))
 
     def begin_from(self, leaves: Sequence[Any], draws: Sequence[Any]) -> None:
-        """Is `begin` with the leaves that `reads` names, and what `draw` gave of the key."""
+        """`begin` with the leaves in `reads` and the result of `draw`."""
         values = self._values
         values += [None] * (len(self._slots) - len(values))
         for i, leaf in zip(self.reads, leaves, strict=True):
@@ -224,7 +225,7 @@ class NumpyProgram:
         self._draws = [_array(x) for x in draws]
 
     def redraw(self, key: tf.Tensor, length: int) -> None:
-        """Draws for further steps by the state that it has."""
+        """Draws for more steps with the current state."""
         self._draws = [_array(x) for x in self.draw(key, length)]
 
     def run(self, t: int, inputs: Sequence[Nest]) -> Nest:
@@ -243,7 +244,7 @@ class NumpyProgram:
 
 
 def _array(leaf: Any) -> np.ndarray:
-    """A leaf in NumPy; a variable by its kernel, which takes a third of the time of `numpy()`."""
+    """A leaf in NumPy; for a variable by its read kernel, in a third of the time of `numpy()`."""
     if type(leaf) is np.ndarray:
         return leaf
     if isinstance(leaf, tf.Variable) and not isinstance(leaf, tf.distribute.DistributedValues):
@@ -254,11 +255,11 @@ def _array(leaf: Any) -> np.ndarray:
 class _Blas:
     """The threads of OpenBLAS, behind NumPy's matrix products.
 
-    After a product its threads wait for the next one by spinning, and take a core from the learner:
-    a layer of 256 by 256 costs some 3 ms of CPU with two threads and 0.05 ms with one.
+    After a product its threads spin while waiting for the next one, and take a core from the
+    learner: a layer of 256 by 256 costs about 3 ms of CPU with two threads and 0.05 ms with one.
 
     Attributes:
-      threads: Returns their number; 1 where NumPy uses another library.
+      threads: Returns their number; 1 if NumPy uses another library.
       set_threads: Changes it.
     """
 
@@ -266,7 +267,7 @@ class _Blas:
         self.threads: Callable[[], int] = lambda: 1
         self.set_threads: Callable[[int], Any] = lambda number: None
         library = ctypes.CDLL(_umath_linalg.__file__)
-        # With NumPy 2 the names have a prefix.
+        # In NumPy 2 the names have a prefix.
         for prefix, suffix in itertools.product(("scipy_", ""), ("64_", "")):
             if hasattr(library, f"{prefix}openblas_set_num_threads{suffix}"):
                 self.threads = getattr(library, f"{prefix}openblas_get_num_threads{suffix}")
@@ -278,7 +279,7 @@ _BLAS = _Blas()
 
 
 class _Call(NamedTuple):
-    """One NumPy call: what it runs, the slots it reads and writes, and whether a tuple comes."""
+    """One NumPy call: its function, input and output slots, and whether it returns a tuple."""
 
     fn: Callable[..., Any]
     inputs: list[int]
@@ -289,18 +290,18 @@ class _Call(NamedTuple):
 def _straight(
     calls: Sequence[_Call], inputs: Sequence[int], results: Sequence[int]
 ) -> tuple[list[int], Callable[[list[Any], list[Any]], list[Any]]]:
-    """Makes one Python function of calls: local variables in place of lists of slots.
+    """Compiles calls into one Python function, with local variables instead of lists of slots.
 
     Looking up slots takes as long as the arithmetic of a small policy.
 
     Args:
       calls: In order.
-      inputs: The slots whose values are new at every step.
+      inputs: The slots with new values at every step.
       results: The slots that the function returns.
 
     Returns:
-      The slots whose values stay the same for many steps, and `step(kept, given)`, which returns
-      the values of `results`; the arguments are lists of the values of those slots.
+      The slots with constant values, and `step(kept, given)`, which returns the values of
+      `results`; the arguments are lists of the values of constant slots and of `inputs`.
     """
     available = {*inputs, *(slot for call in calls for slot in call.outputs)}
     read = [slot for call in calls for slot in call.inputs] + list(results)
@@ -316,6 +317,6 @@ def _straight(
     lines.append(f"return [{', '.join(f'v{slot}' for slot in results)}]")
     source = "def step(kept, given):\n" + "\n".join(f"    {line}" for line in lines)
     scope: dict[str, Any] = {f"f{i}": call.fn for i, call in enumerate(calls)}
-    # All of it was written above: names of slots and functions, nothing of anybody's.
+    # The source consists only of slot and function names generated above, not of user input.
     exec(compile(source, "<tfrl NumpyProgram>", "exec"), scope)  # nosec B102
     return kept, scope["step"]

@@ -20,7 +20,7 @@ from tfrl.types import EnvState, Nest, Trajectory
 
 
 class RolloutFn(Protocol):
-    """What `rollout` is: a function of one's own that is called as it can stand in its place."""
+    """The signature of `rollout`; a custom function with it can replace `rollout`."""
 
     def __call__(
         self,
@@ -45,14 +45,14 @@ def env_step(
     key: tf.Tensor,
     env_extra_fields: Sequence[str] = (),
 ) -> tuple[Trajectory, EnvState]:
-    """Acts once and steps once, for agents without memory; those with one take `rollout`.
+    """Acts once and steps once, for agents without memory; recurrent agents use `rollout`.
 
     Args:
       env: As of `rollout`, on the device.
-      agent: Any object with `compute_actions`, or only such a function.
+      agent: Any object with `compute_actions`, or that function.
       env_state: The state to act on.
       agent_state: The agent's state.
-      key: int32 [2]; the action draws from it.
+      key: int32 [2], for the action.
       env_extra_fields: As of `rollout`.
 
     Returns:
@@ -85,7 +85,7 @@ def eval_env_step(
     key: tf.Tensor,
     env_extra_fields: Sequence[str] = (),
 ) -> tuple[Trajectory, EnvState]:
-    """Is `env_step` by `evaluate_actions`, and keeps rewards, ends and extra fields only."""
+    """`env_step` with `evaluate_actions`; keeps only rewards, ends and extra fields."""
     agent, action_fn = acting(agent, None, "evaluate_actions")
     step, after = env_step(env, action_fn, env_state, agent_state, key, env_extra_fields)
     return step.replace(obs=None, action=None, next_obs=None, policy_extras=None), after

@@ -1,4 +1,4 @@
-"""A trained policy at play: NumPy observations in, NumPy actions out."""
+"""A trained policy: NumPy observations in, NumPy actions out."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ from tfrl.nest_packing import builder, leaves_of
 from tfrl.rollout.acting import HostPolicy
 from tfrl.types import Nest
 
-# Draws are made for so many steps at a time.
+# Number of steps per batch of random draws.
 _STEPS = 256
-_MOST_SIZES = 32  # of batches, that a policy is prepared for at a time
+_MOST_SIZES = 32  # maximum number of prepared batch sizes
 
 
 @struct.logic_dataclass
 class _Batch(struct.Struct):
-    """What acting depends on, of environments that are not here."""
+    """The properties of environments that acting needs, without environments."""
 
     num_envs: int
     obs_spec: Nest
 
 
 class Policy:
-    """An agent with its parameters, which predicts actions as Stable-Baselines3's policies do.
+    """An agent with its parameters, with the `predict` of Stable-Baselines3's policies.
 
-    Small policies are computed in NumPy, without a call of TensorFlow. The first prediction for
-    a size of batch takes longer: it prepares both ways and chooses.
+    Small policies run in NumPy, without calling TensorFlow. The first prediction for a batch size
+    takes longer: it prepares NumPy and TensorFlow and chooses.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
@@ -39,9 +39,9 @@ class Policy:
         """Takes an agent and its state.
 
         Args:
-          agent: Any agent of the library, or one of its protocol.
-          agent_state: Its state; the values are read when a prediction needs them first.
-          seed: Of what is drawn.
+          agent: Any agent with the library's protocol.
+          agent_state: Its state; values are read at the first prediction.
+          seed: The seed of sampled actions.
         """
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
         self._agent, self._agent_state = agent, agent_state
@@ -64,19 +64,19 @@ class Policy:
         Continuous actions are clipped to their bounds.
 
         Args:
-          obs: One observation, or a batch `[B, ...]` of them, in the form of `obs_spec`: an array,
+          obs: One observation, or a batch `[B, ...]`, with the structure of `obs_spec`: an array,
             or a dict, list or tuple of arrays.
-          deterministic: Whether the action is the greedy one; else it is drawn as in training.
-          state: What the prediction before returned; None where all episodes start.
-          episode_start: Whether an episode starts here, a bool or bool `[B]`: `state` counts for
-            nothing in those rows.
+          deterministic: Whether to take the greedy action; else it is sampled as in training.
+          state: The state returned by the previous call; None if all episodes start.
+          episode_start: Whether an episode starts here, a bool or bool `[B]`: `state` is ignored in
+            those rows.
 
         Returns:
-          The action, of one observation or of the batch, and the state, leaves `[B, ...]` (B = 1
-          for one observation), None for a policy without memory.
+          The action for the observation or the batch, and the state, leaves `[B, ...]` (B = 1 for
+          one observation), or None without memory.
 
         Raises:
-          UserError: For an observation of another form than `obs_spec`.
+          UserError: For an observation that does not match `obs_spec`.
         """
         rows, size, single = self._observations.read(obs)
         player = self._players.get((size, deterministic)) or self._player(size, deterministic)
@@ -115,7 +115,7 @@ class Policy:
 
 
 class _Player:
-    """Acts for one size of batch."""
+    """Acts for one batch size."""
 
     def __init__(self, agent: Any, agent_state: Any, size: int, deterministic: bool):
         batch: Any = _Batch(num_envs=size, obs_spec=agent.obs_spec)
@@ -126,7 +126,7 @@ class _Player:
         self.step = self.length = 0
 
     def begin(self, key: tf.Tensor, obs: Nest, carry: Nest) -> None:
-        """Draws for the steps to come."""
+        """Draws random numbers for the next steps."""
         self.policy.begin(self._agent_state, key, _STEPS, obs, carry)
         self.step, self.length = 0, _STEPS
 
@@ -136,7 +136,7 @@ class _Player:
 
 
 def started(fresh: Nest, state: Nest, episode_start: Any, size: int) -> Nest:
-    """Returns the recurrent state of a step, `fresh` in the rows where an episode starts."""
+    """Returns the recurrent state of a step, `fresh` in rows where an episode starts."""
     if fresh is None or state is None:
         return fresh
     if episode_start is None:
@@ -160,7 +160,7 @@ def _bounds(spec: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 class ObsReader:
-    """Turns what callers call an observation into arrays `[B, ...]` of the spec's dtypes."""
+    """Turns user observations into arrays `[B, ...]` of the spec's dtypes."""
 
     def __init__(self, obs_spec: Nest):
         """Takes the nest of specs of one observation."""
@@ -221,7 +221,7 @@ def _collect(spec: Nest, obs: Nest, leaves: list[Any], path: str) -> None:
 
 
 def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
-    """An array in the spec's dtype, where the values stay what they are."""
+    """An array cast to the spec's dtype, if that preserves the values."""
     kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}.get(dtype.kind, dtype.kind)
     if array.dtype.kind not in kinds:
         raise _wrong(path, f"{dtype}", array)

@@ -1,4 +1,4 @@
-"""One step of an agent in an environment, and what a rollout is given."""
+"""One step of an agent in an environment, and the arguments of rollouts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tfrl.types import ActionOutput, EnvState, Nest, Trajectory
 ActionFn = Callable[..., ActionOutput]
 
 SAME_STEP_MODES = (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
-# Fields of the record itself that may be asked for, under both names.
+# The record's own fields that can be requested, under both names.
 _OWN_FIELDS = (
     *("obs", "action", "actions", "reward", "rewards", "next_obs"),
     *("termination", "truncation", "dones", "valid"),
@@ -24,7 +24,7 @@ _OWN_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class SteppedEnv:
-    """Environments of which only the function `step` is known."""
+    """Environments given only by their function `step`."""
 
     step: Callable[[EnvState, Nest], EnvState]
     num_envs: int
@@ -32,7 +32,7 @@ class SteppedEnv:
 
 
 def env_of(env: Any, env_state: EnvState) -> Any:
-    """Returns the environments behind `env`: itself, or those whose `step` it is."""
+    """Returns the environments: `env` itself, or the object whose `step` it is."""
     if hasattr(env, "step"):
         return env
     owner = getattr(env, "__self__", None)
@@ -48,11 +48,11 @@ def env_of(env: Any, env_state: EnvState) -> Any:
 
 
 def acting(agent: Any, action_fn: ActionFn | None, method: str) -> tuple[Any, ActionFn]:
-    """Returns the agent and how it acts.
+    """Returns the agent and its acting function.
 
     Args:
-      agent: An agent, or a function that acts; one that is an agent's method has that agent.
-      action_fn: Acts in the place of the agent's method.
+      agent: An agent, or an acting function; a bound method gives its agent.
+      action_fn: Replaces the agent's method.
       method: "compute_actions" or "evaluate_actions".
     """
     if not hasattr(agent, method) and callable(agent):
@@ -63,7 +63,7 @@ def acting(agent: Any, action_fn: ActionFn | None, method: str) -> tuple[Any, Ac
 def check_fields(
     fields: Sequence[str], env_state: EnvState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the extra fields of a rollout: those of `info`, and those of the record itself.
+    """Returns the extra fields of a rollout: from `info`, and the record's own.
 
     Raises:
       UserError: For unknown ones.
@@ -79,7 +79,7 @@ def extra_fields(fields: Sequence[str], state: EnvState) -> dict[str, Nest]:
 
 
 def with_own_fields(record: Trajectory, fields: Sequence[str]) -> Trajectory:
-    """Returns a record with fields of its own among its `env_extras`."""
+    """Returns a record with its own fields added to its `env_extras`."""
     if not fields:
         return record
     own = {name: getattr(record, name) for name in fields}
@@ -87,12 +87,12 @@ def with_own_fields(record: Trajectory, fields: Sequence[str]) -> Trajectory:
 
 
 def successor(state: EnvState) -> Nest:
-    """Returns the true successor at a step; that of a bare environment is what it shows next."""
+    """Returns the true successor at a step; for a bare environment the next observation."""
     return state.info.get("final_obs", state.obs)
 
 
 def seen_by(agent: Any, state: EnvState) -> Nest:
-    """Returns what an agent acts by: the observation, or a record where it takes those."""
+    """Returns an agent's input: the observation, or a record if it needs one."""
     if not getattr(agent, "takes_records", False):
         return state.obs
     return Trajectory(
@@ -105,7 +105,7 @@ def seen_by(agent: Any, state: EnvState) -> Nest:
 
 
 def is_step(state: EnvState) -> tf.Tensor:
-    """Returns bool [B]: which rows are steps, and not there because of an autoreset only."""
+    """Returns bool [B]: which rows are steps, not autoreset rows."""
     if "autoreset" in state.info:
         return tf.logical_not(state.info["autoreset"])
     return tf.ones(state.termination.shape, tf.bool)
@@ -113,7 +113,7 @@ def is_step(state: EnvState) -> tf.Tensor:
 
 @struct.dataclass
 class Loop(struct.Struct):
-    """What a rollout carries from step to step.
+    """The loop state of a rollout.
 
     Attributes:
       env_state: State of the environments.
@@ -125,7 +125,7 @@ class Loop(struct.Struct):
 
 
 class Stepper:
-    """Holds what stays the same over the steps of a rollout, all as values.
+    """Holds the constants of a rollout's steps, as values.
 
     `step(loop, t)` is a pure function; variables among the agent's leaves are read once, here.
     """
@@ -141,7 +141,7 @@ class Stepper:
         action_fn: ActionFn,
         carry: Nest,
     ):
-        """Reads variables, derives the keys of all steps and fills in the first carry."""
+        """Reads variables, derives the keys of all steps and sets the first carry."""
         self.env, self.agent = env, agent
         self.mode = env.autoreset
         self.action_fn = action_fn
@@ -154,7 +154,7 @@ class Stepper:
         self.start = Loop(env_state=struct.values(env_state), carry=start)
 
     def step(self, loop: Loop, t: tf.Tensor) -> tuple[Loop, ActionOutput]:
-        """Acts and steps; returns the next loop state and what the agent answered."""
+        """Acts and steps; returns the next loop state and the agent's output."""
         state = loop.env_state
         obs = seen_by(self.agent, state)
         output = self.action_fn(self.agent_state, obs, tf.gather(self.keys, t), loop.carry)
@@ -176,8 +176,8 @@ class Stepper:
 
 
 def _check_carry(fresh: Nest, carry: Nest) -> None:
-    """Raises a UserError unless the agent's carry has the structure that the loop began with."""
-    # To tf.nest None is a leaf like a tensor, so one-sided absence is told apart here.
+    """Raises a UserError unless the carry has the structure of the initial carry."""
+    # tf.nest treats None like a tensor leaf, so check for one-sided None here.
     if (fresh is None) == (carry is None):
         try:
             tf.nest.assert_same_structure(fresh, carry)
@@ -231,7 +231,7 @@ def scan(
     """Runs `carry, output = step(carry, t)` for t = 0 .. length - 1 and stacks the outputs.
 
     One `tf.while_loop` with a TensorArray of static size for each leaf of the outputs; outside a
-    `tf.function`, and for one step, a Python loop, which takes outputs as they come.
+    `tf.function`, and for one step, a Python loop, without fixed output specs.
 
     Args:
       step: Takes the carried nest and t (int32 scalar); returns the next carried nest, of the same
@@ -239,11 +239,11 @@ def scan(
       init: The first carried nest, of tensors.
       length: How many steps, static, at least 1.
       output_spec: The nest of TensorSpecs of one output; None finds it by tracing `step` once more.
-      going: `going(carry) -> bool`: no step is taken any more when it is False; None for always.
+      going: `going(carry) -> bool`: stops when it is False; None for never.
 
     Returns:
-      The last carried nest, and the outputs with a static leading axis [length], zeros in those of
-      steps that were not taken.
+      The last carried nest, and the outputs with a static leading axis [length], zeros for steps
+      not taken.
     """
     if length == 1 or tf.executing_eagerly():  # a loop of one step is 160 operations of a graph
         return _scan_in_python(step, init, length, going)

@@ -17,9 +17,9 @@ from tfrl.types import AgentState
 class A2C(ActorCritic):
     """Advantage actor-critic, the synchronous form of A3C.
 
-    Meant for one epoch in one minibatch, the default of `OnPolicyWorkflow` for this agent. With
-    `gae_lambda = 1`, the default, advantages are n-step returns minus the value, n up to the end of
-    the rollout.
+    Use one epoch with one minibatch, the default of `OnPolicyWorkflow` for this agent. With
+    `gae_lambda = 1`, the default, advantages are n-step returns minus the value, with n up to the
+    end of the rollout.
 
     Source: Mnih et al. 2016, https://arxiv.org/abs/1602.01783; synchronous:
     https://openai.com/index/openai-baselines-acktr-a2c/.

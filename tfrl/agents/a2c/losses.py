@@ -25,8 +25,8 @@ def policy_gradient_loss(
     Args:
       distribution: The policy at `batch.obs`.
       value: float32 [N], the value function at `batch.obs`.
-      batch: The rows, a `PolicyBatch` or a `TensorDict` with the same names. Advantages weigh as
-        they are, and no gradient flows through them.
+      batch: The rows, a `PolicyBatch` or a `TensorDict` with the same names. Advantages are not
+        normalised here, and no gradient flows through them.
       value_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus, a number or a scalar.
 

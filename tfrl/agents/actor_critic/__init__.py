@@ -1,4 +1,4 @@
-"""What on-policy agents share."""
+"""Common parts of on-policy agents."""
 
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch

@@ -18,7 +18,7 @@ from tfrl.ops import statistics
 from tfrl.ops.schedules import make_schedule
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
-# The name under which the recurrent state before a step is stored with the step.
+# The policy extra that stores the recurrent state before a step.
 STATE_IN = "state_in"
 _TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
 _POLICY = f"PolicyNetwork({_TORSO}, distribution=make_distribution(env.action_spec))"
@@ -30,48 +30,47 @@ _TYPICAL = (
 
 @struct.logic_dataclass
 class ActorCritic(NormalizingAgent):
-    """An on-policy agent with a policy and a value function; subclasses say what they learn.
+    """An on-policy agent with a policy and a value function; subclasses define the loss.
 
     Actions may be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of them;
-    observations any nest. Where the observation has an item `action_mask` (see
-    `tfrl.envs.wrappers.ActionMask`), no invalid action is ever taken, and the networks see the
-    rest.
+    observations any nest. If the observation has an item `action_mask` (see
+    `tfrl.envs.wrappers.ActionMask`), the agent never takes an invalid action, and the networks do
+    not see the mask.
 
-    With `memory` the networks remember, and the experience is learnt as sequences, which
-    minibatches never cut through time: a row of a minibatch is a sequence.
+    With `memory` the networks are recurrent and learn from sequences: a row of a minibatch is a
+    sequence, which minibatches never split in time.
 
-    Layers of a `KerasNetwork` that differ in training (BatchNormalization, Dropout) are in training
-    mode in the loss only; acting, the values for the advantages and evaluation run them in
-    inference mode. With such layers the ratio of the first minibatch is therefore not exactly 1.
+    BatchNormalization and Dropout layers of a `KerasNetwork` are in training mode only in the loss;
+    acting, advantages and evaluation use inference mode. With such layers the ratio of the first
+    minibatch is not exactly 1.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      policy: The policy network; None for one over `torso`.
-      value: The value network; None for the same.
+      policy: The policy network; None for a head on `torso`.
+      value: The value network; None for a head on `torso`.
       torso: The torso of both networks; None for a tanh MLP of `hidden` units (a CNN for images).
       shared_torso: Whether policy and value share the parameters of the torso.
-      hidden: Units of the default torso's layers where it is an MLP; None for 64, 64.
+      hidden: Layer sizes of the default torso if it is an MLP; None for 64, 64.
       memory: A recurrent cell after the torso, "lstm" or "gru"; None for no memory.
       memory_size: Its size; only with `memory`.
-      sequence_length: Steps through which gradients flow back; None for the full rollout.
+      sequence_length: Steps of backpropagation through time; None for the full rollout.
       squash: Whether continuous actions are squashed with tanh into their bounds.
       obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
         one); None for all of it.
-      value_obs_key: The item that the default value network takes instead, such as the "state" of
-        a centralised critic (MAPPO: Yu et al. 2022, https://arxiv.org/abs/2103.01955); None for
-        the same as the policy.
+      value_obs_key: The item for the default value network, such as the "state" of a centralised
+        critic (MAPPO: Yu et al. 2022, https://arxiv.org/abs/2103.01955); None for the policy's.
       discount: gamma.
       gae_lambda: lambda of the advantage estimator.
-      gae_horizon: Steps over which advantages are summed up, a divisor of the rollout's; None for
-        the whole rollout.
+      gae_horizon: Length of the parts of a rollout for advantages, a divisor of the rollout length;
+        None for the whole rollout.
       value_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus: a number, or a schedule over env steps.
       normalize_advantage: Whether advantages are normalised in each minibatch.
       normalize_obs: Whether observations are normalised by running statistics.
-      obs_clip: Bound of a normalised observation.
-      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
-        that members of a population may differ in them.
+      obs_clip: Clipping bound of normalised observations.
+      hyperparameters: Names of settings, among `in_state`, that become leaves of the state
+        (`extra`), so that members of a population may differ in them.
     """
 
     obs_spec: Nest
@@ -178,7 +177,7 @@ class ActorCritic(NormalizingAgent):
             )
 
     def _check_outputs(self) -> None:
-        """Refuses a policy that gives no distribution, and values that are not one number each."""
+        """Rejects a policy that outputs no distribution, and values that are not scalars."""
         owner, input_spec = type(self).__name__, split_mask(self.obs_spec)[0]
         if self.policy is not None:
             options = (self.action_spec, self.normalize_obs)
@@ -187,7 +186,7 @@ class ActorCritic(NormalizingAgent):
             network_checks.check_value(f"{owner}.value", self.value, input_spec, self.normalize_obs)
 
     def _check_mask(self) -> None:
-        """Refuses a mask that does not fit the actions; a broadcast would hide it."""
+        """Rejects a mask that does not fit the actions; broadcasting would hide it."""
         mask = split_mask(self.obs_spec)[1]
         distribution = getattr(self.policy_network, "distribution", None)
         if mask is not None and isinstance(distribution, distributions.ActionDistribution):
@@ -219,7 +218,7 @@ class ActorCritic(NormalizingAgent):
     def init(self, key: tf.Tensor) -> AgentState:
         """Makes fresh parameters and empty statistics.
 
-        The groups are `policy` and `value`, and `trunk` of a shared torso.
+        The groups are `policy` and `value`, plus `trunk` with a shared torso.
         """
         input_spec, _ = split_mask(self.obs_spec)
         return AgentState(
@@ -236,7 +235,7 @@ class ActorCritic(NormalizingAgent):
         )
 
     def initial_carry(self, batch_size: int) -> Nest:
-        """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
+        """Returns the recurrent state `[B, ...]` at an episode start; None without memory."""
         return self.network.initial_carry(batch_size)
 
     # Acting.
@@ -250,8 +249,8 @@ class ActorCritic(NormalizingAgent):
     ) -> ActionOutput:
         """Samples actions; `extras["log_prob"]` is their float32 log-probability `[B]`.
 
-        It is `log_prob` of the emitted action, as in the loss: where a squashed policy saturates,
-        that of `sample_and_log_prob` differs, and the ratio would not start at 1. With memory
+        It is `log_prob` of the emitted action, as in the loss: for a saturated squashed policy
+        `sample_and_log_prob` would differ, and the ratio would not start at 1. With memory
         `extras["state_in"]` is the carry before the step.
         """
         policy, after = self._policy(state, obs, carry)
@@ -326,7 +325,7 @@ class ActorCritic(NormalizingAgent):
     def evaluate_batch(
         self, params: dict[str, Any], batch: Nest, key: tf.Tensor
     ) -> tuple[Any, tf.Tensor, dict[str, Any]]:
-        """Returns policy and values at the rows of a batch; see `ActorCriticNetwork.train`."""
+        """Returns policy and values of a batch's rows; see `ActorCriticNetwork.train`."""
         inputs, mask = split_mask(batch.obs)
         if not self.recurrent:
             return self.network.train(params, inputs, key, mask=mask)
@@ -349,16 +348,16 @@ class ActorCritic(NormalizingAgent):
 
     @property
     def why_not_episodes(self) -> str | None:
-        """Why full episodes cannot replace rollouts; None where they can."""
+        """Why full episodes cannot replace rollouts; None if they can."""
         return None if self.gae_horizon is None else "gae_horizon cuts rollouts, not episodes"
 
     @property
     def update_name(self) -> str:
-        """The name of the one update, by which its optimizer is known."""
+        """The name of the update and of its optimizer."""
         return type(self).__name__.lower()
 
     def num_rows(self, rollout_length: int, num_envs: int) -> int:
-        """Returns how many rows `learner_batch` makes of a rollout: steps, or sequences."""
+        """Returns the number of rows of `learner_batch`: steps, or sequences."""
         if self.gae_horizon is not None:
             name = f"{type(self).__name__}.gae_horizon"
             batch_lib.check_length(name, self.gae_horizon, rollout_length)
@@ -371,7 +370,7 @@ class ActorCritic(NormalizingAgent):
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:
-        """Values both ends of every step, and estimates advantages at the true successors."""
+        """Computes values at both ends of every step, and advantages with true successors."""
         value, next_value = self.values_of(state, trajectory)
         advantage, target = self.advantages(trajectory, value, next_value, state)
         batch = PolicyBatch(
@@ -390,20 +389,20 @@ class ActorCritic(NormalizingAgent):
         return self.as_rows(batch, trajectory), metrics
 
     def as_rows(self, batch: Any, trajectory: Trajectory) -> Any:
-        """Makes rows of a batch record `[T, B, ...]`, or sequences of an agent with memory."""
+        """Turns a batch record `[T, B, ...]` into rows, or into sequences with memory."""
         if not self.learns_sequences:
             return batch_lib.rows(batch)
         steps = trajectory.termination.shape[0]
         name = f"{type(self).__name__}.sequence_length"
         length = batch_lib.check_length(name, self.sequence_length, steps)
         if batch.mask is None:
-            # Steps are counted, not sequences: where a minibatch is padded with full sequences,
-            # the learner's own mask would have one item a row.
+            # The mask counts steps, not sequences: the learner's own padding mask would have one
+            # item per sequence.
             batch = batch.replace(mask=tf.ones(trajectory.termination.shape, tf.bool))
         if not self.recurrent:
             return batch_lib.sequences(batch, length)
-        # The carry that was stored where an episode begins is fresh already: to begin there with
-        # zeros once more changes nothing, so `starts` need not know where sequences begin.
+        # The stored carry at an episode start is already zero, so resetting it again changes
+        # nothing, and `starts` need not mark where sequences begin.
         starts = batch_lib.episode_starts(trajectory)
         first = batch_lib.first_of_each(trajectory.policy_extras[STATE_IN], length)
         return batch_lib.sequences(batch.replace(starts=starts), length).replace(state_in=first)
@@ -416,7 +415,7 @@ class ActorCritic(NormalizingAgent):
             both = tf.nest.map_structure(lambda *x: tf.concat(x, 0), obs, next_obs)  # [2 T, B]
             value, next_value = tf.split(self.network.values(state.params, both)[0], 2)
             return value, next_value
-        # Every step knows the carry before it, so that all steps go at once, without a loop.
+        # Every step has its stored carry, so all steps are computed at once, without a loop.
         shape = trajectory.termination.shape
         obs, next_obs, carry = map(
             batch_lib.rows, (obs, next_obs, trajectory.policy_extras[STATE_IN])
@@ -455,7 +454,7 @@ class ActorCritic(NormalizingAgent):
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
-        """Normalises the advantages over the valid rows of the minibatch, those of all replicas."""
+        """Normalises the advantages over the minibatch's valid rows on all replicas."""
         if not self.normalize_advantage:
             return batch
         advantage = ops.normalize_advantage(

@@ -1,4 +1,4 @@
-"""The batch of the losses of on-policy agents, and how it is cut out of a rollout."""
+"""The batch of on-policy losses, and its construction from a rollout."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,26 +9,26 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.types import Nest, Trajectory
 
-# Items with one row a sequence, whatever its length.
+# Items with one row per sequence of any length.
 PER_SEQUENCE = ("state_in", "seq_lens")
 
 
 @struct.dataclass
 class PolicyBatch(struct.Struct):
-    """Rows that the loss of an on-policy agent takes.
+    """Rows for the loss of an on-policy agent.
 
-    Of an agent with memory a row is a sequence: N is `[S, T]` below.
+    With memory a row is a sequence: N is `[S, T]` below.
 
     Attributes:
-      obs: Observations, normalised by the statistics that acted, `[N, ...]`.
+      obs: Observations `[N, ...]`, normalised by the behaviour statistics.
       action: Actions, `[N, ...]`.
-      log_prob: float32 `[N]`, under the policy and normaliser that acted.
+      log_prob: float32 `[N]`, under the behaviour policy and its normaliser.
       advantage: float32 `[N]`.
       value_target: float32 `[N]`.
       value: float32 `[N]`, V(o_t) when the rows were collected.
-      mask: bool `[N]`, the rows that count, or None for all.
+      mask: bool `[N]`, the valid rows, or None for all.
       state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
-      starts: bool `[S, T]`, the steps that are the first of an episode, or None for none.
+      starts: bool `[S, T]`, the first steps of episodes, or None for none.
     """
 
     obs: Nest
@@ -67,7 +67,7 @@ def swapped(x: tf.Tensor) -> tf.Tensor:
 
 
 def time_major(batch: Nest) -> Nest:
-    """Makes leaves `[T, S, ...]` of `[S, T, ...]`, all but what each sequence has once."""
+    """Makes leaves `[T, S, ...]` of `[S, T, ...]`, except items with one row per sequence."""
     if isinstance(batch, Mapping):
         names = list(batch)
     else:
@@ -82,23 +82,23 @@ def time_major(batch: Nest) -> Nest:
 
 
 def first_of_each(nest: Nest, length: int) -> Nest:
-    """Takes the first step of each of those sequences, leaves `[T / length * B, ...]`."""
+    """Takes the first step of each sequence, leaves `[T / length * B, ...]`."""
     return rows(tf.nest.map_structure(lambda x: x[::length], nest))
 
 
 def episode_starts(trajectory: Trajectory) -> tf.Tensor:
-    """Tells which rows `[T, B]` begin an episode inside of the rollout.
+    """Tells which rows `[T, B]` begin an episode inside the rollout.
 
-    The first row is never one of them: the carry stored with it is fresh already.
+    Never the first row: its stored carry is already right.
     """
     breaks = tf.logical_or(trajectory.termination, trajectory.truncation)
-    if trajectory.valid is not None:  # a row of an autoreset stands before the first of an episode
+    if trajectory.valid is not None:  # an autoreset row precedes the first of an episode
         breaks = tf.logical_or(breaks, tf.logical_not(trajectory.valid))
     return tf.concat([tf.zeros_like(breaks[:1]), breaks[:-1]], 0)
 
 
 def check_length(name: str, length: int | None, steps: int) -> int:
-    """Returns the length of the parts of a rollout; None is all of it.
+    """Returns the length of the parts of a rollout; None means all of it.
 
     Raises:
       UserError: If it does not divide the steps of the rollout.

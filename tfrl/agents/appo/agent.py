@@ -1,4 +1,4 @@
-"""APPO: PPO's surrogate on the trajectories of policies that lag behind."""
+"""APPO: PPO's surrogate on trajectories of lagging policies."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from tfrl.types import AgentState
 class APPO(Impala):
     """Asynchronous PPO: the clipped surrogate over V-trace's advantages.
 
-    Sequences, targets and memory are those of `Impala`; `clip_pg_rho` has no effect, since the
-    ratio of the surrogate takes its place.
+    Sequences, targets and memory are as in `Impala`; `clip_pg_rho` has no effect, since the
+    surrogate's ratio replaces it.
 
-    Source: Petrenko et al. 2020, https://arxiv.org/abs/2006.11751. There is no target network, as
-    RLlib's APPO has one.
+    Source: Petrenko et al. 2020, https://arxiv.org/abs/2006.11751. Unlike RLlib's APPO, it has no
+    target network.
 
     Attributes:
       clip: Half width of the interval of pi / mu.

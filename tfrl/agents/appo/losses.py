@@ -26,7 +26,7 @@ def appo_loss(
       A_t = r_t + gamma (lambda vs_{t+1} + (1 - lambda) V(o_{t+1})) - V(o_t)
       loss = L_clip(A) + value_coef mean_t (vs_t - V(o_t))^2 / 2 - entropy_coef H
 
-    The advantages have no importance weight of V-trace's: the ratio of the surrogate is one.
+    The advantages have no V-trace weight, since the surrogate's ratio is an importance weight.
 
     Source: Petrenko et al. 2020, section 3.4, https://arxiv.org/abs/2006.11751.
 
@@ -37,7 +37,7 @@ def appo_loss(
       clip: Half width of the ratio's interval.
       discount: gamma.
       lambda_: lambda of V-trace.
-      clip_rho: Largest weight of a temporal difference.
+      clip_rho: Maximum weight of a temporal difference.
       value_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus, a number or a scalar.
 

@@ -31,12 +31,12 @@ def default_network(
     hidden: tuple[int, ...] | None,
     obs_key: str | None,
 ) -> networks.Network:
-    """A head over a torso; by default a ReLU MLP, for an image the Nature-CNN.
+    """A head on a torso; by default a ReLU MLP, for an image the Nature-CNN.
 
     Args:
       torso: The torso; None for the default.
-      obs_spec: The nest of specs of what the network sees.
-      num_actions: How many actions.
+      obs_spec: The nest of specs of the network's input.
+      num_actions: Number of actions.
       dueling: Whether the head is a dueling one.
       hidden: Sizes of the default MLP's layers; None for 64, 64.
       obs_key: The item of the observation that the default torso takes.
@@ -51,7 +51,7 @@ def default_network(
 _EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
-# The greatest power of the epsilons of Ape-X, but for one.
+# The largest exponent of Ape-X's epsilons, minus one.
 _APE_X_ALPHA = 7.0
 
 
@@ -60,28 +60,28 @@ _APE_X_ALPHA = 7.0
 class DQN(OffPolicy):
     """Deep Q-network: Q-learning from replayed transitions, for one Discrete action.
 
-    Double, dueling, n-step and prioritised learning are arguments each; importance weights come
-    with the rows (`Transition.weight`), priorities from `td_errors`. Where the observation has an
-    item `action_mask`, no invalid action is ever taken nor bootstrapped from, and the network sees
-    the rest.
+    Double, dueling, n-step and prioritised learning are arguments; importance weights come with the
+    rows (`Transition.weight`), priorities from `td_errors`. If the observation has an item
+    `action_mask`, invalid actions are never taken or bootstrapped from, and the network does not
+    see the mask.
 
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236; van Hasselt et al. 2016,
     https://arxiv.org/abs/1509.06461; Wang et al. 2016, https://arxiv.org/abs/1511.06581; Schaul et
     al. 2016, https://arxiv.org/abs/1511.05952.
 
     Attributes:
-      q: The Q-network; None for one over `torso`.
+      q: The Q-network; None for a head on `torso`.
       torso: Its torso; None for a ReLU MLP of `hidden` units (the Nature-CNN for an image).
-      double: Whether the network that learns chooses the action that the target network judges.
+      double: Whether the online network selects the action that the target network evaluates.
       dueling: Whether the head has one stream for the value and one for the advantages.
-      huber_delta: Where the loss becomes linear in the error; None for half the squared error.
-      epsilon: The share of random actions in `compute_actions`, from 0 to 1: a number, or a
-        schedule over env steps.
-      collector_epsilon: Ape-X's base of the epsilons of several collectors, in the place of
-        `epsilon`: of N collectors number i acts with base^(1 + 7 i / (N - 1)), Horgan et al. 2018,
-        https://arxiv.org/abs/1803.00933, use 0.4. None for `epsilon` in all of them.
-      tau: The share of the way that the target network goes when it moves; 1 for a copy.
-      target_every: Learner steps between its moves; 1 with a small `tau` for a soft target.
+      huber_delta: Error beyond which the loss is linear; None for half the squared error.
+      epsilon: The probability of random actions in `compute_actions`: a number, or a schedule over
+        env steps.
+      collector_epsilon: Ape-X's base of the collectors' epsilons, instead of `epsilon`: collector i
+        of N acts with base^(1 + 7 i / (N - 1)). Horgan et al. 2018,
+        https://arxiv.org/abs/1803.00933, use 0.4. None for `epsilon` in all.
+      tau: Polyak factor of a target update; 1 for a copy.
+      target_every: Learner steps between target updates; 1 with a small `tau` for a soft target.
     """
 
     q: networks.Network | None = None
@@ -145,21 +145,21 @@ class DQN(OffPolicy):
         return self.target_every
 
     def init(self, key: tf.Tensor) -> AgentState:
-        """Makes fresh parameters, the group `q`, and a target network like it."""
+        """Makes fresh parameters, the group `q`, and its target network."""
         input_spec, _ = split_mask(self.obs_spec)
         epsilon = make_schedule(self.epsilon)(tf.constant(0, tf.int64))
         params = {"q": self.network.init(seeding.stream(key, "q"), input_spec)}
         return self.made_state(params, ("q",), {"epsilon": epsilon})
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
-        """Sets the epsilon of the actions that follow."""
+        """Sets the epsilon for acting."""
         epsilon = make_schedule(self.epsilon)(timesteps)
         return state.replace(extra={**state.extra, "epsilon": epsilon})
 
     # Acting.
 
     def collector_state(self, state: AgentState, task_id: int, num_tasks: int) -> AgentState:
-        """Returns what one of several collectors acts by: with an epsilon of its own, if asked."""
+        """Returns the state of one of several collectors, with its epsilon if configured."""
         if self.collector_epsilon is None:
             return state
         share = task_id / max(num_tasks - 1, 1)
@@ -167,7 +167,7 @@ class DQN(OffPolicy):
         return state.replace(extra={**state.extra, "epsilon": epsilon})
 
     def action_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
-        """Returns Q(o, .), float32 `[..., A]`, very small where an action is invalid."""
+        """Returns Q(o, .), float32 `[..., A]`, very low for invalid actions."""
         inputs, mask = split_mask(self.normalized(state, obs))
         return ops.mask_action_values(self.network.apply(state.params["q"], inputs), mask)
 
@@ -229,7 +229,7 @@ class DQN(OffPolicy):
     def loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of `losses.dqn_loss`, the learning network in training mode.
+        """The loss of `losses.dqn_loss`, with the online network in training mode.
 
         Args:
           params: Values that gradients flow to.

@@ -18,15 +18,15 @@ class Impala(ActorCritic):
     """The learner of IMPALA, on batched trajectories.
 
     A row of a minibatch is a full trajectory of one environment. V-trace corrects for the gradient
-    steps that lie between acting and learning: those of the minibatches and epochs before, and
-    those that a learner is ahead of its collectors.
+    steps between acting and learning: earlier minibatches and epochs, and the policy lag of
+    collectors.
 
-    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561. Unlike there, the value at the
-    end of a rollout and at a truncation is that of the true successor.
+    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561. Unlike the paper, it uses the
+    value of the true successor at the end of a rollout and at a truncation.
 
     Attributes:
-      clip_rho: Largest importance weight of a temporal difference (rho bar).
-      clip_pg_rho: Largest importance weight of an advantage.
+      clip_rho: Maximum importance weight of a temporal difference (rho bar).
+      clip_pg_rho: Maximum importance weight of an advantage.
     """
 
     screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "rho_mean", "explained_variance")
@@ -45,18 +45,18 @@ class Impala(ActorCritic):
 
     @property
     def learns_sequences(self) -> bool:
-        """True: V-trace goes through time."""
+        """True: V-trace needs sequences."""
         return True
 
     @property
     def why_not_episodes(self) -> str:
-        """V-trace takes rewards and values, not advantages."""
+        """V-trace needs rewards and values, not advantages."""
         return "V-trace learns from the trajectories of rollouts"
 
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Cuts trajectories into sequences, with the values of the true successors."""
+        """Splits trajectories into sequences, with values of the true successors."""
         value, next_value = self.values_of(state, trajectory)
         batch = ImpalaBatch(
             obs=self.normalized(state, trajectory.obs),
@@ -76,7 +76,7 @@ class Impala(ActorCritic):
         return self.as_rows(batch, trajectory), metrics
 
     def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
-        """Returns the batch as it is: the advantages come out of V-trace, in the loss."""
+        """Returns the batch unchanged: V-trace computes the advantages in the loss."""
         return batch
 
     def policy_loss(

@@ -12,19 +12,19 @@ from tfrl.types import Nest
 
 @struct.dataclass
 class ImpalaBatch(struct.Struct):
-    """Sequences that IMPALA's loss takes; in a minibatch `[S, T, ...]`, in the loss `[T, S, ...]`.
+    """Sequences for IMPALA's loss; `[S, T, ...]` in a minibatch, `[T, S, ...]` in the loss.
 
     Attributes:
-      obs: Observations, normalised by the statistics that acted.
+      obs: Observations, normalised by the behaviour statistics.
       action: Actions.
-      log_prob: float32, under the policy that acted (mu).
+      log_prob: float32, under the behaviour policy (mu).
       reward: float32.
       termination: bool.
       truncation: bool.
-      next_value: float32, V(o_{t+1}) at the true successor, by the parameters that acted.
-      mask: bool, the steps that count, or None for all.
+      next_value: float32, V(o_{t+1}) at the true successor, with the behaviour parameters.
+      mask: bool, the valid steps, or None for all.
       state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
-      starts: bool, the steps that are the first of an episode, or None without memory.
+      starts: bool, the first steps of episodes, or None without memory.
     """
 
     obs: Nest
@@ -56,8 +56,8 @@ def impala_loss(
       loss = -mean_t A_t log pi(a_t | o_t) + value_coef L_value - entropy_coef H,
       L_value = mean_t (vs_t - V(o_t))^2 / 2
 
-    V(o_{t+1}) is the value of the next row; where that row is another episode's, or there is none,
-    it is `batch.next_value`.
+    V(o_{t+1}) is the value of the next row; if that row belongs to another episode or does not
+    exist, it is `batch.next_value`.
 
     Source: Espeholt et al. 2018, section 4.2, https://arxiv.org/abs/1802.01561.
 
@@ -67,8 +67,8 @@ def impala_loss(
       batch: Time-major sequences.
       discount: gamma.
       lambda_: lambda of V-trace.
-      clip_rho: Largest weight of a temporal difference.
-      clip_pg_rho: Largest weight of an advantage.
+      clip_rho: Maximum weight of a temporal difference.
+      clip_pg_rho: Maximum weight of an advantage.
       value_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus, a number or a scalar.
 
@@ -103,13 +103,13 @@ def vtrace_rows(
     """Returns the rows of a batch with V-trace's targets and advantages.
 
     Args:
-      distribution: As of `impala_loss`.
-      value: Likewise.
-      batch: Likewise.
-      discount: Likewise.
-      lambda_: Likewise.
-      clip_rho: Likewise.
-      clip_pg_rho: As of `tfrl.ops.vtrace`.
+      distribution: As in `impala_loss`.
+      value: As in `impala_loss`.
+      batch: As in `impala_loss`.
+      discount: As in `impala_loss`.
+      lambda_: As in `impala_loss`.
+      clip_rho: As in `impala_loss`.
+      clip_pg_rho: As in `tfrl.ops.vtrace`.
 
     Returns:
       The rows, and rho, float32 [T, S].

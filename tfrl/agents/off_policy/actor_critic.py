@@ -1,4 +1,4 @@
-"""What SAC and TD3 share: an actor, n critics, and the loss of the critics."""
+"""The common parts of SAC and TD3: an actor, n critics, and the critics' loss."""
 
 import abc
 from typing import Any, ClassVar
@@ -21,20 +21,20 @@ from tfrl.types import AgentState, Nest
 class OffPolicyActorCritic(OffPolicy):
     """An actor and n critics that learn from replayed transitions; subclasses define the losses.
 
-    A subclass has an `actor` to make, the value of the critics' target (`target_value`) and the
-    loss of its actor. It may change the head of a critic (`make_critic_head`), and the loss of the
-    critics (`regression`).
+    A subclass defines the actor (`make_actor`), the value in the critics' target (`target_value`)
+    and the actor's loss. It may change a critic's head (`make_critic_head`) and the critics' loss
+    (`regression`).
 
     Attributes:
       actor_torso: The actor's torso; None for a ReLU MLP of `hidden` units (the Nature-CNN for an
         image).
-      critic_torso: The critics' torso, which takes the tuple (observation, action vector), or for
-        a Discrete action the observation; None for the same.
+      critic_torso: The critics' torso, which takes the tuple (observation, action vector), or for a
+        Discrete action the observation; None for the default, as above.
       actor_network: A full actor, which replaces the torso.
-      critic_network: A full critic, likewise: the tuple to one number, or for a Discrete action
-        the observation to a value for each. Each critic has parameters of its own.
-      num_critics: How many critics.
-      apply_rule: How the critics are computed, see `CriticEnsemble`.
+      critic_network: A full critic, which replaces the torso: the tuple to one number, or for a
+        Discrete action the observation to one value per action. Each critic has its own parameters.
+      num_critics: Number of critics.
+      apply_rule: How to compute the critics, see `CriticEnsemble`.
     """
 
     actor_torso: networks.Torso | None = None
@@ -47,9 +47,9 @@ class OffPolicyActorCritic(OffPolicy):
     critic: networks.CriticEnsemble = struct.derived()
     unit_actions: UnitActions | None = struct.derived()
 
-    # Groups of parameters that have target networks.
+    # Parameter groups with target networks.
     target_groups: ClassVar[tuple[str, ...]] = ("critic",)
-    # Streams of the key of a critic's loss.
+    # Streams of the key in the critics' loss.
     critic_keys: ClassVar[tuple[str, ...]] = ("layers",)
     takes_discrete: ClassVar[bool] = False
 
@@ -103,7 +103,7 @@ class OffPolicyActorCritic(OffPolicy):
                     discrete=self.discrete,
                 )
 
-    # What a subclass says.
+    # Hooks of subclasses.
 
     def check_settings(self) -> None:
         """Raises a UserError for settings that do not fit."""
@@ -118,7 +118,7 @@ class OffPolicyActorCritic(OffPolicy):
         """
 
     def make_critic_head(self, torso: networks.Torso) -> networks.Network | None:
-        """Returns one critic over a torso; None for one of a single value (for each action)."""
+        """Returns one critic on a torso; None for a single value (per action)."""
         return None
 
     @abc.abstractmethod
@@ -132,14 +132,14 @@ class OffPolicyActorCritic(OffPolicy):
         """Returns the estimate of V(o') in the critics' target, float32 `[N]`.
 
         Args:
-          params: The parameters that learn, values.
-          target_params: Those of the target networks.
+          params: The online parameters, values.
+          target_params: The target networks' parameters.
           batch: Transitions from `prepare_minibatch`.
-          keys: `{stream: int32 [2]}`, those of `critic_keys`.
+          keys: `{stream: int32 [2]}` for `critic_keys`.
         """
 
     def taken_values(self, q: tf.Tensor, batch: Nest) -> tf.Tensor:
-        """Returns the critics' values of the actions that were taken, float32 `[n, N]`."""
+        """Returns the critics' values of the taken actions, float32 `[n, N]`."""
         return q
 
     def regression(
@@ -156,7 +156,7 @@ class OffPolicyActorCritic(OffPolicy):
         return self.unit_actions is None
 
     def extra_params(self) -> dict[str, tf.Tensor]:
-        """Returns groups of parameters beside those of the networks."""
+        """Returns parameter groups in addition to the networks'."""
         return {}
 
     def init(self, key: tf.Tensor) -> AgentState:

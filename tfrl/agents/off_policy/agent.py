@@ -1,4 +1,4 @@
-"""The base class of off-policy agents: statistics, target networks, random play, checks."""
+"""The base class of off-policy agents: statistics, target networks, random actions, checks."""
 
 import abc
 import dataclasses
@@ -15,7 +15,7 @@ from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.types import ActionOutput, AgentState, Nest, Transition
 
-# What every transition says, and what one may say besides.
+# Required and optional columns of transitions.
 COLUMNS = ("obs", "action", "reward", "next_obs", "discount")
 _MORE = ("extras", "weight", "index", "mask")
 _TYPICAL = "Give one finite number. Typical: discount 0.99, tau 0.005 (1 for a copy), obs_clip 10."
@@ -23,10 +23,10 @@ _TYPICAL = "Give one finite number. Typical: discount 0.99, tau 0.005 (1 for a c
 
 @struct.dataclass
 class MaskedTransition(Transition):
-    """Transitions of which some do not count.
+    """Transitions with a mask.
 
     Attributes:
-      mask: bool `[N]`; False for a row that does not count, None where all do.
+      mask: bool `[N]`; False for invalid rows, None if all are valid.
     """
 
     mask: tf.Tensor | None = None
@@ -35,15 +35,15 @@ class MaskedTransition(Transition):
 def transition_of(
     owner: str, columns: Mapping[str, Nest], needed: tuple[str, ...] = COLUMNS
 ) -> MaskedTransition:
-    """Turns a dict of columns into transitions; other columns are left out.
+    """Turns a dict of columns into transitions; ignores other columns.
 
     Args:
       owner: What learns from them, for messages.
-      columns: By the names of the fields of `Transition`.
-      needed: Those that must be there; others are None.
+      columns: Columns with the names of the fields of `Transition`.
+      needed: Required columns; missing others are None.
 
     Raises:
-      UserError: For columns that are missing, all of which it names.
+      UserError: For missing columns; it lists all.
     """
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -57,11 +57,11 @@ def transition_of(
 
 
 def check_rows(owner: str, batch: Any, **specs: Nest) -> None:
-    """Raises a UserError for columns whose rows are not as an agent's specs say.
+    """Raises a UserError for columns whose rows do not match an agent's specs.
 
     Args:
       owner: What learns from them, for messages.
-      batch: A `Transition`, or what has its fields; those that are None are not looked at.
+      batch: A `Transition`, or an object with its fields; None fields are not checked.
       **specs: The nest of specs of a row, by field.
     """
     for name, spec in specs.items():
@@ -83,12 +83,12 @@ def _rows_of(shape: tuple[int | None, ...] | None) -> str:
     return "nothing of this name" if shape is None else f"rows of shape {list(shape)}"
 
 
-# Where a state counts its learner steps, if target networks move in some of them only.
+# The state's count of learner steps, if only some of them update target networks.
 LEARNER_STEPS = "learner_steps"
 
 
 def polyak_update(target: Nest, params: Nest, tau: float | tf.Tensor) -> Nest:
-    """Moves target parameters towards others.
+    """Polyak-averages target parameters.
 
       target + tau (params - target)
 
@@ -98,7 +98,7 @@ def polyak_update(target: Nest, params: Nest, tau: float | tf.Tensor) -> Nest:
     Args:
       target: A nest of tensors.
       params: A nest like it.
-      tau: The share of the way, above 0 and at most 1.
+      tau: The Polyak factor, above 0 and at most 1.
 
     Returns:
       A nest like `target`; leaves that are not floats, such as counts, are copied.
@@ -111,40 +111,40 @@ def polyak_update(target: Nest, params: Nest, tau: float | tf.Tensor) -> Nest:
 
 
 def copy_params(params: Nest) -> Nest:
-    """Returns the parameters as tensors of their own, for the start."""
+    """Returns a copy of the parameters as tensors, for initial targets."""
     return tf.nest.map_structure(tf.identity, params)
 
 
 @struct.logic_dataclass
 class OffPolicy(NormalizingAgent):
-    """An agent that learns from replayed transitions; subclasses say what.
+    """An agent that learns from replayed transitions; subclasses define the losses.
 
     Its losses take a `tfrl.types.Transition` of rows `[N, ...]`, as
     `prepare_minibatch` returns it. The target of a row is
 
       reward + discount * bootstrap(next_obs)
 
-    where the reward is the sum of `n_step` discounted rewards and the row's discount is gamma^k, 0
-    where the item ends by a termination. So no loss has n or gamma: `n_step` and `discount` are
-    arguments of the replay buffer.
+    where the reward is the sum of `n_step` discounted rewards and the row's discount is gamma^k, or
+    0 if the item ends by a termination. So losses do not use n or gamma: `n_step` and `discount`
+    are arguments of the replay buffer.
 
-    A call of the Learner is one learner step: target networks move once after it.
+    A call of the Learner is one learner step: target networks are updated once after it.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      hidden: Units of the default networks' layers; None for 256, 256 (DQN: 64, 64).
+      hidden: Layer sizes of the default networks; None for 256, 256 (DQN: 64, 64).
       obs_key: The item of a Dict observation that the default networks take ("a/b" for a nested
         one); None for all of it.
       discount: gamma, for the replay buffer.
       n_step: Steps of an item, for the replay buffer.
-      tau: The share of the way that target networks go when they move; 1 for a copy.
-      normalize_obs: Whether observations are normalised by running statistics, replayed ones by
-        those of the moment.
-      obs_clip: Bound of a normalised observation.
-      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
-        that members of a population may differ in them. With "discount" among them `n_step` is 1:
-        a replay buffer sums rewards with a discount of its own.
+      tau: Polyak factor of target updates; 1 for a copy.
+      normalize_obs: Whether observations are normalised by running statistics; replayed ones use
+        the current statistics.
+      obs_clip: Clipping bound of normalised observations.
+      hyperparameters: Names of settings, among `in_state`, that become leaves of the state
+        (`extra`), so that members of a population may differ in them. "discount" requires `n_step`
+        of 1, since a replay buffer sums rewards with its own discount.
     """
 
     obs_spec: Nest
@@ -194,10 +194,10 @@ class OffPolicy(NormalizingAgent):
     @property
     @abc.abstractmethod
     def target_period(self) -> int:
-        """Target networks move once in so many learner steps."""
+        """Learner steps between target updates."""
 
     def targets_due(self, learner_steps: tf.Tensor) -> tf.Tensor:
-        """Whether they move after so many learner steps; a bool."""
+        """Whether targets are updated after this number of learner steps; a bool."""
         return tf.equal(learner_steps % self.target_period, 0)
 
     def made_state(
@@ -210,8 +210,8 @@ class OffPolicy(NormalizingAgent):
 
         Args:
           params: The groups.
-          target_groups: Those that have target networks.
-          extra: What else the state carries.
+          target_groups: Groups with target networks.
+          extra: Other items of the state.
         """
         extra = {
             **(extra or {}),
@@ -227,21 +227,21 @@ class OffPolicy(NormalizingAgent):
         )
 
     def start_of(self, name: str) -> float:
-        """Returns the number that a hyperparameter begins with."""
+        """Returns the initial value of a hyperparameter."""
         return float(getattr(self, name))
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
-        """Counts the learner steps, where the target networks go by them."""
+        """Counts learner steps, if target updates need them."""
         if self.target_period == 1:
             return state
         return state.replace(extra={**state.extra, LEARNER_STEPS: state.extra[LEARNER_STEPS] + 1})
 
     def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
-        """Whether the target networks move; always with a period of 1."""
+        """Whether the target networks are updated; always with a period of 1."""
         return None if self.target_period == 1 else self.targets_due(state.extra[LEARNER_STEPS])
 
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
-        """Moves the target networks."""
+        """Updates the target networks."""
         params = {g: state.params[g] for g in state.target_params}
         tau = self.setting(state, "tau")
         return state.replace(target_params=polyak_update(state.target_params, params, tau))
@@ -249,10 +249,10 @@ class OffPolicy(NormalizingAgent):
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
-        """Returns transitions as the losses take them, computed once for all updates of a step.
+        """Returns transitions in the losses' form, once for all updates of a learner step.
 
-        Observations are normalised by the statistics of the moment, and actions are as the
-        networks see them, see `network_action`. A dict of columns is named as a `Transition`.
+        Observations are normalised by the current statistics, and actions converted by
+        `network_action`. A dict of columns has the names of a `Transition`.
         """
         if isinstance(batch, Mapping):
             batch = transition_of(type(self).__name__, batch)
@@ -269,33 +269,33 @@ class OffPolicy(NormalizingAgent):
 
     @abc.abstractmethod
     def network_action(self, action: Nest) -> tf.Tensor:
-        """Returns actions of the action spec as the losses take them."""
+        """Returns actions of the action spec in the losses' form."""
 
     # Acting and priorities.
 
     def random_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Draws actions uniformly among the valid ones, to fill a replay buffer with.
+        """Draws uniform valid actions, to fill a replay buffer.
 
-        The arguments are those of `compute_actions`, so that a rollout takes it as `action_fn`.
+        The arguments are those of `compute_actions`, so a rollout accepts it as `action_fn`.
         """
         random = RandomAgent(obs_spec=self.obs_spec, action_spec=self.action_spec)
         return random.compute_actions(state, obs, key, carry)
 
     @abc.abstractmethod
     def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
-        """Returns |target - Q(o, a)| of every row, from which priorities are computed.
+        """Returns |target - Q(o, a)| of every row, for priorities.
 
         Args:
           state: The state before the update, values.
-          batch: A `Transition` as the replay buffer gives it, rows `[N, ...]`.
-          key: int32 [2]; with the key of the first loss, the numbers of that loss.
+          batch: A `Transition` from the replay buffer, rows `[N, ...]`.
+          key: int32 [2]; the key of the first loss gives that loss's random numbers.
 
         Returns:
           float32 `[N]`, without a gradient.
         """
 
     def _prepared(self, state: AgentState, batch: Nest) -> Nest:
-        """As the losses take it, outside of the Learner."""
+        """`prepare_minibatch` outside the Learner."""
         return self.prepare_minibatch(state, batch, lambda x: x)

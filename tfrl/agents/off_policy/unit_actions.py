@@ -9,7 +9,7 @@ from tfrl import specs, struct
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-# Bounds beyond this stand for none, and their difference would overflow.
+# Larger bounds mean unbounded, and their difference would overflow.
 _UNBOUNDED = 1e30
 
 
@@ -19,11 +19,11 @@ class UnitActions(struct.Struct):
 
       a = mid + half u,  low = mid - half,  high = mid + half
 
-    All leaves of a Dict or Tuple of Boxes are parts of the one vector, in `tf.nest` order.
+    All leaves of a Dict or Tuple of Boxes form one vector, in `tf.nest` order.
 
     Attributes:
       action_spec: A float spec with finite bounds, or a nest of them.
-      owner: Who asks, for messages.
+      owner: The name of the caller, for messages.
       size: The length of the vector.
     """
 
@@ -99,7 +99,7 @@ class UnitActions(struct.Struct):
             action = tf.constant(mid, leaf.dtype) + tf.constant(half, leaf.dtype) * tf.cast(
                 u, leaf.dtype
             )
-            # Rounding may step over a bound.
+            # Rounding may exceed a bound.
             low, high = (tf.constant(b, leaf.dtype) for b in specs.bounds(leaf))
             actions.append(tf.clip_by_value(action, low, high))
         return tf.nest.pack_sequence_as(self.action_spec, actions)

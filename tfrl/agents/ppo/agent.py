@@ -20,20 +20,20 @@ from tfrl.types import AgentState
 class PPO(ActorCritic):
     """Proximal policy optimisation.
 
-    `PPO(clip=None, kl_coef=1.0, kl_target=0.01)` is PPO-penalty: in place of the clip a penalty on
-    KL[old || new], whose weight adapts after every update.
+    `PPO(clip=None, kl_coef=1.0, kl_target=0.01)` is PPO-penalty: a penalty on KL[old || new]
+    instead of the clip, with a weight that adapts after every update.
 
-    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; details as examined by Huang et
+    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; implementation details: Huang et
     al. 2022, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
 
     Attributes:
       clip: Half width of the ratio's interval; None for the surrogate without clip.
       value_clip: Half width of the interval around the old value, or None.
       target_kl: Stops the epochs of an update once a minibatch's approximate KL exceeds 1.5 times
-        this, as Stable-Baselines3 does; or None.
-      kl_coef: Weight of the KL penalty, at the start if it adapts.
-      kl_target: The KL of an update that the weight adapts to: doubled where the mean KL of an
-        update is above 1.5 times this, halved where below this by 1.5; None for a fixed weight.
+        this, as in Stable-Baselines3; or None.
+      kl_coef: Weight of the KL penalty; initial value if it adapts.
+      kl_target: Target KL of an update: the weight doubles if the update's mean KL is above 1.5
+        times this, and halves if it is below this divided by 1.5; None for a fixed weight.
     """
 
     clip: float | None = 0.2
@@ -45,7 +45,7 @@ class PPO(ActorCritic):
     in_state: ClassVar[tuple[str, ...]] = (*ActorCritic.in_state, "clip")
 
     def __post_init__(self) -> None:
-        """Checks that something keeps the policy near the one that acted."""
+        """Checks that a clip or a penalty keeps the policy near the behaviour policy."""
         super().__post_init__()
         if self.clip is None and not self.kl_coef and self.target_kl is None:
             raise UserError(
@@ -62,7 +62,7 @@ class PPO(ActorCritic):
             "clip": Bound(0, optional=True),
             "value_clip": Bound(0, optional=True),
             "target_kl": Bound(0, closed=False, optional=True),
-            # A weight of 0 stays 0 whatever it is multiplied by.
+            # A weight of 0 could not adapt.
             "kl_coef": Bound(0, closed=self.kl_target is None),
             "kl_target": Bound(0, closed=False, optional=True),
         }
@@ -91,7 +91,7 @@ class PPO(ActorCritic):
         )
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
-        """Moves the weight of the penalty towards the target.
+        """Adapts the penalty weight to the KL target.
 
         Source: Schulman et al. 2017, section 4.
         """
@@ -100,17 +100,17 @@ class PPO(ActorCritic):
         kl, coef = metrics["approx_kl"], state.extra["kl_coef"]
         coef = tf.where(kl > 1.5 * self.kl_target, 2.0 * coef, coef)
         coef = tf.where(kl < self.kl_target / 1.5, 0.5 * coef, coef)
-        # So far from the target for so long, the weight would leave float32.
+        # After many updates far from the target, the weight would leave float32.
         coef = tf.clip_by_value(coef, 1e-8, 1e8)
         return state.replace(extra={**state.extra, "kl_coef": coef})
 
     @property
     def may_stop(self) -> bool:
-        """Whether there is a target for the KL."""
+        """Whether there is a KL target."""
         return self.target_kl is not None
 
     def should_stop(self, metrics: dict[str, tf.Tensor]) -> tf.Tensor | None:
-        """Stops once the approximate KL is more than 1.5 times the target."""
+        """Stops once the approximate KL exceeds 1.5 times the target."""
         if self.target_kl is None:
             return None
         return metrics["approx_kl"] > 1.5 * self.target_kl

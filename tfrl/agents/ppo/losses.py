@@ -19,12 +19,12 @@ def ppo_loss(
     entropy_coef: Any,
     kl_coef: Any = 0.0,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The clipped surrogate, plus value loss, minus entropy bonus, plus a penalty on the KL.
+    """The clipped surrogate, plus value loss, minus entropy bonus, plus KL penalty.
 
       loss = L_clip + value_coef L_value - entropy_coef H + kl_coef KL[old || new]
 
-    The KL is the mean k3 estimate over the actions that were taken; its gradient is an unbiased
-    estimate of that of the KL. A clip of infinity with a penalty is PPO-penalty.
+    The KL is the mean k3 estimate over the taken actions; its gradient is an unbiased estimate of
+    the KL's gradient. An infinite clip with a penalty is PPO-penalty.
 
     Source: Schulman et al. 2017, equations 8 and 9, https://arxiv.org/abs/1707.06347; k3: Schulman
     2020, http://joschu.net/blog/kl-approx.html.
@@ -32,8 +32,8 @@ def ppo_loss(
     Args:
       distribution: The policy at `batch.obs`.
       value: float32 [N], the value function at `batch.obs`.
-      batch: The rows, a `PolicyBatch` or a `TensorDict` with the same names. Advantages weigh as
-        they are: `PPO.prepare_minibatch` has normalised them.
+      batch: The rows, a `PolicyBatch` or a `TensorDict` with the same names.
+        `PPO.prepare_minibatch` has already normalised the advantages.
       clip: Half width of the ratio's interval.
       value_clip: Half width of the interval around the old value, or None for the plain loss.
       value_coef: Weight of the value loss.

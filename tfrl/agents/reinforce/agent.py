@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline: the returns of episodes, as they came out."""
+"""REINFORCE with a baseline: Monte-Carlo returns of episodes."""
 
 from typing import ClassVar
 
@@ -15,16 +15,16 @@ from tfrl.types import AgentState, Trajectory
 @algorithm
 @struct.logic_dataclass
 class Reinforce(A2C):
-    """Monte-Carlo policy gradient with a learnt baseline.
+    """Monte-Carlo policy gradient with a learned baseline.
 
       loss = -mean_t (G_t - V(o_t)) log pi(a_t | o_t) + value_coef L_value - entropy_coef H
 
-    G_t is the discounted return up to the end of the episode. Only steps whose episode ends within
-    the rollout count: of the others the return is not known. Where a time limit cuts an episode,
-    G_t goes on with V at the last observation, since what would follow is not 0. The rollout should
-    be longer than an episode, or most steps count nothing (`rows_used` among the metrics).
+    G_t is the discounted return up to the end of the episode. Steps of episodes that do not end
+    within the rollout are masked, since their return is unknown. If a time limit truncates an
+    episode, G_t bootstraps from V at the last observation. The rollout should be longer than an
+    episode, or most steps are masked (see the metric `rows_used`).
 
-    The discount enters the returns and does not weigh the steps by gamma^t, as is usual.
+    As usual, the discount applies to the returns, and steps are not weighted by gamma^t.
 
     Source: Williams 1992, https://doi.org/10.1007/BF00992696; Sutton and Barto 2018, section 13.4,
     http://incompleteideas.net/book/the-book-2nd.html.
@@ -34,7 +34,7 @@ class Reinforce(A2C):
     screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "rows_used")
 
     def __post_init__(self) -> None:
-        """Checks that the returns are those of full episodes."""
+        """Checks that the settings give returns of full episodes."""
         super().__post_init__()
         if self.gae_lambda != 1.0 or self.gae_horizon is not None:
             raise UserError(
@@ -52,7 +52,7 @@ class Reinforce(A2C):
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:
-        """As of `ActorCritic`, over the steps whose episode ends within the rollout."""
+        """As in `ActorCritic`, over the steps whose episode ends within the rollout."""
         valid = trajectory.valid
         if valid is None:
             valid = tf.ones_like(trajectory.termination)

@@ -16,7 +16,7 @@ from tfrl.errors import UserError
 from tfrl.networks.actor_critic import mask_argument
 from tfrl.types import ActionOutput, AgentState, Nest
 
-# What a target that was computed in float32 may be above the logarithm.
+# Tolerance for a target computed in float32 above the logarithm.
 _ROUNDING = 1e-6
 
 
@@ -25,27 +25,27 @@ _ROUNDING = 1e-6
 class SAC(OffPolicyActorCritic):
     """Soft actor-critic, for Boxes with finite bounds or for one Discrete action.
 
-    Boxes are seen by all networks as one vector in [-1, 1], so that log-probabilities, entropies
-    and the target of the temperature do not depend on the action's units.
+    All networks see Boxes as one vector in [-1, 1], so log-probabilities, entropies and the
+    temperature's target do not depend on the action's units.
 
     Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; discrete: Christodoulou 2019,
     https://arxiv.org/abs/1910.07207; many critics: Chen et al. 2021,
     https://arxiv.org/abs/2101.05982.
 
     Attributes:
-      actor_network: A full actor, which replaces the torso: it outputs distributions of actions, of
-        Boxes squashed Gaussians within their bounds.
-      critic_subset: Critics drawn at random for each target, as in REDQ, whose actor then ascends
-        the mean of all; None for all of them, whose least value both take.
-      temperature: alpha, at the start if it is learnt.
-      learn_temperature: Whether alpha is learnt.
-      target_entropy: The target of the entropy, nats, for n discrete actions from 0 to log n; None
-        for minus the number of action elements, or for a Discrete action `entropy_scale` times the
-        entropy of uniform play.
-      entropy_scale: That share, of the logarithm of the number of valid actions.
+      actor_network: A full actor, which replaces the torso: it outputs distributions of actions;
+        for Boxes, squashed Gaussians within their bounds.
+      critic_subset: Number of critics sampled for each target, as in REDQ, with the actor ascending
+        the mean of all; None to use the minimum of all critics for both.
+      temperature: alpha; initial value if it is learned.
+      learn_temperature: Whether alpha is learned.
+      target_entropy: Target entropy in nats, for n discrete actions from 0 to log n; None for minus
+        the number of action elements, or for a Discrete action `entropy_scale` times the entropy of
+        the uniform policy.
+      entropy_scale: Fraction of the logarithm of the number of valid actions.
       min_log_std: The Gaussian's log_std is clipped from below.
       max_log_std: And from above.
-      target_every: Learner steps between moves of the target critics.
+      target_every: Learner steps between updates of the target critics.
     """
 
     critic_subset: int | None = None
@@ -63,9 +63,9 @@ class SAC(OffPolicyActorCritic):
     takes_discrete: ClassVar[bool] = True
 
     def check_settings(self) -> None:
-        """Checks counts, and that discrete play can reach its target entropy.
+        """Checks counts, and that a discrete policy can reach its target entropy.
 
-        The temperature would move away from another target without end.
+        Otherwise the temperature would diverge.
         """
         owner = type(self).__name__
         checks.at_least(f"{owner}.target_every", self.target_every, 1)
@@ -107,7 +107,7 @@ class SAC(OffPolicyActorCritic):
         """Returns the bounds of every number."""
         return {
             **super().bounds(),
-            # A learnt one is kept as its logarithm.
+            # A learned temperature is stored as its logarithm.
             "temperature": Bound(0, closed=not self.learn_temperature),
             "target_entropy": Bound(-math.inf, optional=True),
             "entropy_scale": Bound(0, 1),
@@ -121,13 +121,13 @@ class SAC(OffPolicyActorCritic):
         return self.target_every
 
     def extra_params(self) -> dict[str, tf.Tensor]:
-        """Returns `log_alpha`, if the temperature is learnt."""
+        """Returns `log_alpha`, if the temperature is learned."""
         if not self.learn_temperature:
             return {}
         return {"log_alpha": tf.constant(math.log(self.temperature), tf.float32)}
 
     def start_of(self, name: str) -> float:
-        """Returns the number that a hyperparameter begins with."""
+        """Returns the initial value of a hyperparameter."""
         return float(self.entropy_target() if name == "target_entropy" else super().start_of(name))
 
     def alpha(self, params: dict[str, Any]) -> tf.Tensor:
@@ -152,7 +152,7 @@ class SAC(OffPolicyActorCritic):
     def evaluate_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Takes the mode of the policy; of a squashed Gaussian, its median."""
+        """Takes the mode of the policy; for a squashed Gaussian, its median."""
         return ActionOutput(action=self._emitted(self._policy(state, obs).mode()), carry=carry)
 
     def policy_parameters(
@@ -165,9 +165,9 @@ class SAC(OffPolicyActorCritic):
 
     @property
     def updates(self) -> tuple[Update, ...]:
-        """The critics; then the actor, and with it the temperature.
+        """The critics; then the actor together with the temperature.
 
-        The actor's forward pass serves both: a third update would take a pass of its own.
+        Both share the actor's forward pass; a third update would need its own.
         """
         learnt = ("log_alpha",) if self.learn_temperature else ()
         return (
@@ -195,16 +195,16 @@ class SAC(OffPolicyActorCritic):
         return losses.soft_value(q, log_prob, alpha)
 
     def target_q(self, q: tf.Tensor) -> tf.Tensor:
-        """Returns the critics' value in the target, float32 `[N, ...]`, of all, `[n, N, ...]`."""
+        """Returns the target's value, float32 `[N, ...]`, from all critics, `[n, N, ...]`."""
         return tf.reduce_min(q, axis=0)
 
     def policy_q(self, q: tf.Tensor) -> tf.Tensor:
-        """Returns the value that the actor ascends, float32 `[N(, A)]`, of all, `[n, N, ...]`."""
+        """Returns the actor's objective `[N(, A)]`, float32, from all critics, `[n, N, ...]`."""
         reduce = tf.reduce_min if self.critic_subset is None else tf.reduce_mean
         return reduce(q, axis=0)
 
     def taken_values(self, q: tf.Tensor, batch: Nest) -> tf.Tensor:
-        """Returns the critics' values of the actions that were taken, float32 `[n, N]`."""
+        """Returns the critics' values of the taken actions, float32 `[n, N]`."""
         return ops.take_action(q, batch.action[tf.newaxis]) if self.discrete else q
 
     def _subset(self, target: Nest, key: tf.Tensor) -> tuple[networks.CriticEnsemble, Nest]:
@@ -218,10 +218,10 @@ class SAC(OffPolicyActorCritic):
     def actor_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of the actor, and of a temperature that is learnt; see `losses`.
+        """The loss of the actor and of a learned temperature; see `losses`.
 
-        No gradient of the actor's part reaches critics and temperature, nor one of the
-        temperature's part the actor. Arguments as `critic_loss`.
+        The actor's part has no gradient to critics and temperature, and the temperature's part none
+        to the actor. Arguments as `critic_loss`.
         """
         keys = seeding.streams(key, ("action", "layers"))
         inputs, mask = split_mask(batch.obs)
@@ -256,7 +256,7 @@ class SAC(OffPolicyActorCritic):
         return loss, metrics
 
     def entropy_target(self, mask: Nest = None) -> Any:
-        """Returns the entropy that the temperature is learnt towards, nats.
+        """Returns the target entropy of the temperature, in nats.
 
         Args:
           mask: bool `[N, A]`, the valid actions; then one target for each row.

@@ -15,7 +15,7 @@ def soft_value(q: tf.Tensor, log_prob: tf.Tensor, alpha: Any) -> tf.Tensor:
     Source: Haarnoja et al. 2018, equation 3, https://arxiv.org/abs/1812.05905.
 
     Args:
-      q: float32 [N], the least (or the mean) of the critics' values; or [N, M], several estimates.
+      q: float32 [N], the minimum (or mean) of the critics' values; or [N, M], several estimates.
       log_prob: float32 [N].
       alpha: The temperature, a number or a scalar.
 
@@ -33,8 +33,8 @@ def expected_soft_value(q: tf.Tensor, log_probs: tf.Tensor, alpha: Any) -> tf.Te
     Source: Christodoulou 2019, equation 10, https://arxiv.org/abs/1910.07207.
 
     Args:
-      q: float32 [N, A], the least (or the mean) of the critics' values.
-      log_probs: float32 [N, A]; very small where an action is invalid, which then counts nothing.
+      q: float32 [N, A], the minimum (or mean) of the critics' values.
+      log_probs: float32 [N, A]; very low for invalid actions, which then have no effect.
       alpha: The temperature, a number or a scalar.
 
     Returns:
@@ -53,7 +53,7 @@ def actor_loss(value: tf.Tensor, mask: Any = None) -> tf.Tensor:
 
     Args:
       value: float32 [N], as a function of the actor's parameters.
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.
@@ -64,19 +64,19 @@ def actor_loss(value: tf.Tensor, mask: Any = None) -> tf.Tensor:
 def temperature_loss(
     log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: Any, mask: Any = None
 ) -> tf.Tensor:
-    """Raises the temperature where the policy's entropy is below its target.
+    """Raises the temperature if the policy's entropy is below its target.
 
       loss = mean log_alpha (H - H_target)
 
-    Source: Haarnoja et al. 2018, equation 18, https://arxiv.org/abs/1812.05905, which has alpha in
-    place of log alpha; the authors' and Stable-Baselines3's code have the logarithm, whose steps do
-    not shrink with alpha.
+    Source: Haarnoja et al. 2018, equation 18, https://arxiv.org/abs/1812.05905, with alpha instead
+    of log alpha; the authors' and Stable-Baselines3's code use the logarithm, whose steps do not
+    shrink with alpha.
 
     Args:
       log_alpha: float32 scalar.
       entropy: float32 [N], or minus the log-probability of a sampled action; no gradient.
       target_entropy: Nats, a number or float32 [N].
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.

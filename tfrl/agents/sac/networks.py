@@ -19,12 +19,12 @@ def make_actor(
     obs_key: str | None,
     **log_std: float,
 ) -> networks.PolicyNetwork:
-    """A categorical policy, or a squashed Gaussian whose scale is the network's.
+    """A categorical policy, or a squashed Gaussian with state-dependent scale.
 
     Args:
       torso: The torso; None for a ReLU MLP (the Nature-CNN for an image).
       obs_spec: The nest of specs of the network's input.
-      action_spec: One Discrete action, or the unit vector of the continuous ones.
+      action_spec: One Discrete action, or the unit vector of continuous actions.
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
       **log_std: Bounds of the Gaussian's log_std.
@@ -39,7 +39,7 @@ def make_actor(
 
 @struct.logic_dataclass
 class UnitPolicy(networks.Network):
-    """A network of squashed Gaussians within the bounds of actions, as ones over [-1, 1].
+    """Adapts a network of squashed Gaussians within action bounds to [-1, 1].
 
     Attributes:
       network: Observations to a distribution of actions of the spec.
@@ -58,7 +58,7 @@ class UnitPolicy(networks.Network):
     def apply_training(
         self, params: dict[str, Any], x: Nest, key: tf.Tensor, mask: Nest = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns it in training mode, and the parameters after the call."""
+        """Returns the Gaussian in training mode, and the parameters after the call."""
         output, after = self.network.apply_training(params, x, key)
         return unit_gaussian(output), after
 
@@ -66,7 +66,7 @@ class UnitPolicy(networks.Network):
 def unit_gaussian(output: Any) -> distributions.SquashedGaussian | None:
     """Returns squashed Gaussians of all leaves as one over [-1, 1]; None for others.
 
-    tanh gives the unit vector whatever the bounds are, so that only they change.
+    tanh gives the unit vector for any bounds, so only the bounds change.
     """
     parts = output.parts if isinstance(output, distributions.Joint) else (output,)
     if not all(isinstance(part, distributions.SquashedGaussian) for part in parts):
@@ -80,7 +80,7 @@ def unit_gaussian(output: Any) -> distributions.SquashedGaussian | None:
 
 
 def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> networks.Network:
-    """Returns a full actor in the form that SAC uses, and checks it.
+    """Checks a full actor and returns it in SAC's form.
 
     Args:
       agent: The agent, `SAC`.
@@ -88,8 +88,7 @@ def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> netwo
       input_spec: The nest of specs of the network's input.
 
     Raises:
-      UserError: It gives something else than a policy for the actions; for Boxes, than one of
-        squashed Gaussians.
+      UserError: It does not output a policy for the actions; for Boxes, not squashed Gaussians.
     """
     name = f"{type(agent).__name__}.actor_network"
     network_checks.check_policy(name, network, input_spec, agent.action_spec, agent.normalize_obs)

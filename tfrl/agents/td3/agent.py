@@ -1,4 +1,4 @@
-"""TD3: critics, and an actor that follows them more slowly; DDPG is its plain case."""
+"""TD3: critics, and an actor with delayed updates; DDPG is a special case."""
 
 from typing import Any, ClassVar
 
@@ -20,18 +20,18 @@ from tfrl.types import ActionOutput, AgentState, Nest
 class TD3(OffPolicyActorCritic):
     """Twin delayed deep deterministic policy gradient, for Boxes with finite bounds.
 
-    All networks see actions as one vector in [-1, 1]; the scales of the noise are in its units,
-    half the range of each action element.
+    All networks see actions as one vector in [-1, 1]; noise scales are in its units, half the range
+    of each action element.
 
     Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
 
     Attributes:
       actor_network: A full actor, which replaces the torso: it outputs actions within their bounds.
-      num_critics: How many critics; targets take the least of all, the actor ascends the first.
-      policy_delay: Learner steps for one of the actor and one move of the target networks.
+      num_critics: Number of critics; targets use their minimum, the actor ascends the first.
+      policy_delay: Learner steps per update of the actor and of the target networks.
       exploration_noise: Standard deviation of the noise of `compute_actions`.
       target_noise: Standard deviation of the noise of the target actor; 0 for none.
-      target_noise_clip: Its largest size.
+      target_noise_clip: Clipping bound of the target noise.
     """
 
     policy_delay: int = 2
@@ -48,7 +48,7 @@ class TD3(OffPolicyActorCritic):
         checks.at_least(f"{type(self).__name__}.policy_delay", self.policy_delay, 1)
 
     def make_actor(self, input_spec: Nest, hidden: tuple[int, ...]) -> networks.Network:
-        """Returns a policy that gives vectors in [-1, 1]."""
+        """Returns a policy that outputs vectors in [-1, 1]."""
         unit_actions: Any = self.unit_actions
         network = self.actor_network
         if network is None:
@@ -77,7 +77,7 @@ class TD3(OffPolicyActorCritic):
         return self.policy_delay
 
     def targets_due(self, learner_steps: tf.Tensor) -> tf.Tensor:
-        """Whether the last was a step of the actor: the Learner takes these at 0, d, 2 d, ..."""
+        """Whether the last step updated the actor: the Learner does so at 0, d, 2 d, ..."""
         return tf.equal((learner_steps - 1) % self.policy_delay, 0)
 
     # Acting.
@@ -97,7 +97,7 @@ class TD3(OffPolicyActorCritic):
     def evaluate_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Takes the policy's actions as they are."""
+        """Returns the policy's actions without noise."""
         action = self._emitted(self._unit(state, obs))
         return ActionOutput(action=action, carry=carry)
 
@@ -111,7 +111,7 @@ class TD3(OffPolicyActorCritic):
     def exploration_parameters(
         self, state: AgentState, obs: Nest, carry: Nest = None
     ) -> PolicyParameters | None:
-        """Returns None: clipped noise reaches the bounds with a probability of their own."""
+        """Returns None: clipped noise has point masses at the bounds and so no density."""
         return None
 
     # Learning.
@@ -132,13 +132,13 @@ class TD3(OffPolicyActorCritic):
         batch: Nest,
         keys: dict[str, tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the least value of the target critics at the target actor's smoothed action."""
+        """Returns the target critics' minimum at the target actor's smoothed action."""
         action = self.actor.apply(target_params["actor"], batch.next_obs)
         action = losses.smoothed(action, keys["noise"], self.target_noise, self.target_noise_clip)
         return self.target_q(self.critic.apply(target_params["critic"], batch.next_obs, action))
 
     def target_q(self, q: tf.Tensor) -> tf.Tensor:
-        """Returns the critics' value in the target, float32 `[N]`, of all, `[n, N]`."""
+        """Returns the target's value `[N]`, float32, from those of all critics, `[n, N]`."""
         return tf.reduce_min(q, axis=0)
 
     def actor_loss(
@@ -146,7 +146,7 @@ class TD3(OffPolicyActorCritic):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `losses.actor_loss`; no gradient reaches the critic. As `critic_loss`."""
         action, after = self.actor.apply_training(params["actor"], batch.obs, key)
-        # One critic is enough: the others would be computed for nothing.
+        # Only the first critic is needed.
         first = tf.nest.map_structure(lambda p: tf.stop_gradient(p[:1]), params["critic"])
         q = self.critic.replace(num_critics=1).apply(first, batch.obs, action)[0]
         rows = getattr(batch, "mask", None)
@@ -166,8 +166,8 @@ def _size(action: tf.Tensor) -> tf.Tensor:
 class DDPG(TD3):
     """Deep deterministic policy gradient: TD3 with one critic, without delay and smoothing.
 
-    Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, with Gaussian noise in place
-    of an Ornstein-Uhlenbeck process, as Fujimoto et al. 2018 compare it.
+    Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, with Gaussian noise instead of
+    an Ornstein-Uhlenbeck process, as in Fujimoto et al. 2018.
     """
 
     num_critics: int = 1

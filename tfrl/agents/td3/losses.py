@@ -18,7 +18,7 @@ def smoothed(action: tf.Tensor, key: tf.Tensor, sigma: float, clip: float) -> tf
       action: float32 [N, D] in [-1, 1].
       key: int32 [2].
       sigma: Standard deviation of the noise; 0 for none.
-      clip: Its largest size.
+      clip: Clipping bound of the noise.
 
     Returns:
       float32 [N, D] in [-1, 1].
@@ -39,7 +39,7 @@ def actor_loss(q: tf.Tensor, mask: Any = None) -> tf.Tensor:
 
     Args:
       q: float32 [N], as a function of the actor's parameters.
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.

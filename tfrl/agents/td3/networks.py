@@ -16,8 +16,8 @@ class DeterministicPolicy(networks.Network):
     Attributes:
       torso: Observations to features.
       size: The length of the vector.
-      head_scale: The gain of the head's orthogonal kernel; small, so that the first actions are
-        near the middle, where tanh is not flat.
+      head_scale: The gain of the head's orthogonal kernel; small, so that initial actions are near
+        0, where tanh is not flat.
     """
 
     torso: networks.Torso
@@ -51,7 +51,7 @@ class DeterministicPolicy(networks.Network):
 
 @struct.logic_dataclass
 class WholePolicy(networks.Network):
-    """A network that gives actions within their bounds, as vectors in [-1, 1].
+    """Adapts a network of actions within bounds to vectors in [-1, 1].
 
     Attributes:
       network: Observations to actions of the spec.

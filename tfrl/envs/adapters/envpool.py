@@ -1,4 +1,4 @@
-"""The suite `envpool`: environments in C++ threads, of the EnvPool package."""
+"""The suite `envpool`: EnvPool's environments, which step in C++ threads."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ _NOT_DRAWN = "envpool.mujoco"
 
 
 class EnvPoolBackend(Backend):
-    """Steps a pool, which `reset` makes anew: only then does EnvPool take seeds."""
+    """Steps an EnvPool, which every `reset` re-creates, as EnvPool takes seeds only then."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class EnvPoolBackend(Backend):
 
         Args:
           task: An id of EnvPool.
-          num_envs: How many (B).
+          num_envs: Number of environments (B).
           autoreset: NEXT_STEP or SAME_STEP.
           max_episode_steps: Steps after which an episode is truncated; None for the task's own
             limit, -1 for none.
           info_fields: Names of numbers in `info`.
-          options: Of EnvPool.
-          draw: Whether the environments can be drawn.
+          options: EnvPool's options.
+          draw: Whether the environments can be rendered.
         """
         import envpool
         from envpool.registration import registry
@@ -90,7 +90,7 @@ class EnvPoolBackend(Backend):
         )
 
     def reset(self, seeds: np.ndarray) -> Step:
-        """Makes the environments with their seeds, and starts an episode in each."""
+        """Creates the environments with their seeds, and starts an episode in each."""
         import envpool
 
         self.close()
@@ -103,20 +103,20 @@ class EnvPoolBackend(Backend):
             **self._options,
             **more,
         )
-        with _quietly():  # it makes its spaces again
+        with _quietly():  # it creates its spaces again
             obs, infos = self._pool.reset()
         none = np.zeros(self.num_envs, bool)
         reward = np.zeros(self.num_envs, np.float32)
         return Step(self._obs(obs), reward, none, none, None, self._info(infos))
 
     def send(self, action: Nest) -> None:
-        """Gives the threads their actions."""
+        """Sends the actions to the threads."""
         action = self._copy_action(action)
         self._check(action)
         self._pool.send(action)
 
     def _check(self, action: Nest) -> None:
-        """Refuses discrete actions out of bounds, with which C++ would read foreign memory."""
+        """Refuses discrete actions out of bounds, as C++ would read invalid memory."""
         if not isinstance(self.action_spec, specs.DiscreteSpec):
             return
         low, high = self._first, self._last
@@ -146,7 +146,7 @@ class EnvPoolBackend(Backend):
         return step
 
     def _restarted(self, obs: Nest, rows: np.ndarray) -> Nest:
-        """Starts episodes in some rows; returns the observations with these rows new."""
+        """Starts episodes in some rows; returns the observations with these rows replaced."""
         first, infos = self._pool.reset(rows.astype(np.int32))
         order = np.asarray(infos["env_id"])
         new = tf.nest.map_structure(np.copy, obs)
@@ -180,7 +180,7 @@ class EnvPoolBackend(Backend):
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
     ) -> "EnvPoolBackend":
-        """Returns other environments of the same task; with `render`, such that can be drawn."""
+        """Returns new environments of the same task; `render` makes them renderable."""
         limit, info_fields, options = self._given
         return EnvPoolBackend(
             self._task,
@@ -193,7 +193,7 @@ class EnvPoolBackend(Backend):
         )
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        """Renders environment `index`, uint8 RGB `[H, W, 3]`."""
         if not self._draws or self._pool is None:
             raise NotImplementedError(f"{self.name} cannot be drawn; see the suite gymnasium")
         return np.array(self._pool.render(index)[0], np.uint8)
@@ -207,14 +207,14 @@ class EnvPoolBackend(Backend):
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Drops Gymnasium's warnings of bounds that EnvPool gives in float64 to float32 spaces."""
+    """Drops Gymnasium's warnings about EnvPool's float64 bounds of float32 spaces."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered.*")
         yield
 
 
 def _space(space: Any) -> Any:
-    """EnvPool gives nests of spaces as plain dicts."""
+    """Converts EnvPool's plain dicts of spaces to `Dict` spaces."""
     from gymnasium import spaces
 
     if isinstance(space, Mapping) and not isinstance(space, spaces.Space):
@@ -223,7 +223,7 @@ def _space(space: Any) -> Any:
 
 
 def _is_stack(spec: tf.TensorSpec) -> bool:
-    """Whether a leaf is a picture whose first axis, much the shortest, are its channels."""
+    """Whether a leaf is an image with its channels first, by far the shortest axis."""
     shape = spec.shape.as_list()
     return spec.dtype == tf.uint8 and len(shape) == 3 and 2 * shape[0] < min(shape[1:])
 
@@ -236,7 +236,7 @@ def _picture_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _pictures(spec: Nest) -> Callable[[Any], Nest]:
-    """Returns a function that puts the channels of all pictures last."""
+    """Returns a function that moves the channels of all images last."""
     if isinstance(spec, Mapping):
         parts = {k: _pictures(s) for k, s in spec.items()}
         return lambda obs: {k: part(obs[k]) for k, part in parts.items()}
@@ -245,7 +245,7 @@ def _pictures(spec: Nest) -> Callable[[Any], Nest]:
     return lambda obs: obs
 
 
-# What the library gives itself, or what would break a batch; each with what to do instead.
+# Options that tfrl sets itself or that would break a batch, each with its replacement.
 _OWN = {
     "batch_size": "All environments are stepped together.",
     "env_seed": "Seeds are given by reset.",
@@ -271,27 +271,27 @@ def make_envpool(
 ) -> HostEnv:
     """Makes `envpool:<id>`, for example `envpool:Pong-v5`.
 
-    EnvPool seeds environments only when it makes them: `reset` makes them anew, and is reproducible
-    for it. An episode that terminates in the very step in which its time is up is reported as
-    truncated, since EnvPool does not tell the two apart. Frames `[C, H, W]` become `[H, W, C]`.
+    EnvPool seeds environments only at creation, so `reset` re-creates them and is reproducible. An
+    episode that terminates at its time limit is reported as truncated, as EnvPool does not
+    distinguish the two. Frames `[C, H, W]` become `[H, W, C]`.
 
     Args:
       task: An id of `envpool.list_all_envs()`.
-      num_envs: How many (B).
+      num_envs: Number of environments (B).
       autoreset: NEXT_STEP (EnvPool's own), SAME_STEP (by resets of single environments), or
         DISABLED.
-      max_episode_steps: As of `make_env`.
-      wrappers: None: there is no Python around an environment.
+      max_episode_steps: See `make_env`.
+      wrappers: None: single environments have no Python side to wrap.
       outer_wrappers: `RewardScale`, `RewardClip` and `RewardNormalize` only.
-      info_fields: Names of numbers in `info` that each state's `info` shall have, float32 `[B]`.
-      double_buffer: Whether two halves of the batch are stepped in turn, one in EnvPool's threads
-        while the policy acts for the other.
+      info_fields: Names of numbers in `info` to keep in each state's `info`, float32 `[B]`.
+      double_buffer: Whether one half of the batch steps in EnvPool's threads while the policy acts
+        for the other.
       **kwargs: EnvPool's own options of the task, for example `num_threads`, `episodic_life`,
         `reward_clip`, `repeat_action_probability`.
 
     Raises:
       UserError: If EnvPool is not installed, for an unknown task or option (with the nearest
-        names), for wrappers, and for a mode that it cannot do.
+        names), for wrappers, and for an unsupported autoreset mode.
     """
     name = f"envpool:{task}"
     extras.require("envpool", "envpool")
@@ -327,7 +327,7 @@ def make_envpool(
 
 
 def _check_values(name: str, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses values that would end in C++, where a mistake may kill the process."""
+    """Refuses invalid values, which may crash the process in C++."""
     at_least_one = ("frame_skip", "img_height", "img_width", "stack_num", "max_episode_steps")
     for option, value in kwargs.items():
         usual = getattr(config, option)
@@ -358,7 +358,7 @@ def _check_values(name: str, config: Any, kwargs: dict[str, Any]) -> None:
 def _check_options(
     name: str, fields: Sequence[str], kwargs: dict[str, Any], limit: int | None
 ) -> None:
-    """Refuses options that the task does not have, and those that are not the user's."""
+    """Refuses options that the task lacks or that tfrl sets itself."""
     taken = sorted(set(kwargs) & set(_OWN))
     if taken:
         raise UserError(

@@ -36,17 +36,17 @@ _REPEAT = "Repeat it: make_env with the same arguments, and the same command or 
 
 
 class GymnasiumBackend(Backend):
-    """Steps a vector environment, whatever it is made of and however it resets.
+    """Steps a vector environment of any vectorization and autoreset mode.
 
-    A vector environment whose mode is DISABLED is reset here, in the same step, by the option
+    The backend resets a vector environment with mode DISABLED in the same step, by the option
     `reset_mask`.
     """
 
     def __init__(self, source: VectorSource, num_envs: int):
-        """Makes the environments, and resets them once to see what they give.
+        """Makes the environments, and resets them once to inspect their results.
 
         Args:
-          source: What makes them.
+          source: The factory of the environments.
           num_envs: How many (B).
         """
         self.name, self.num_envs = source.name, num_envs
@@ -64,7 +64,7 @@ class GymnasiumBackend(Backend):
             raise
 
     def _describe(self) -> None:
-        """Reads spaces, and from a first reset what is in the observations and in `info`."""
+        """Reads spaces, and from a first reset the content of observations and `info`."""
         vector, source, name = self._vector, self._source, self.name
         next_step = self._mode is AutoresetMode.NEXT_STEP
         self.autoreset = Autoreset.NEXT_STEP if next_step else Autoreset.SAME_STEP
@@ -72,7 +72,7 @@ class GymnasiumBackend(Backend):
         self.render_fps = float(vector.metadata.get("render_fps") or Backend.render_fps)
         self.info_spec = {n: tf.TensorSpec([], tf.float32) for n in source.info_fields}
         self.info_fields = tuple(name for name in source.info_fields if name != LOST)
-        self._colours = 0  # of frames that a native vector environment stacks first
+        self._colours = 0  # channels of frames that a native vector environment stacks first
         space = vector.single_observation_space
         if self._native and source.atari is not None:
             self._colours, space = (1 if source.atari.grayscale else 3), source.atari.space
@@ -92,7 +92,7 @@ class GymnasiumBackend(Backend):
         self._obs(obs, infos)
 
     def _describe_mask(self) -> None:
-        """Makes the mask a part of the observation, as the wrapper ActionMask does."""
+        """Puts the mask into the observation, like the wrapper ActionMask."""
         if isinstance(self._seen_spec, Mapping) and MASK in self._seen_spec:
             raise UserError(
                 f"the observation of {self.name}",
@@ -108,7 +108,7 @@ class GymnasiumBackend(Backend):
     # Steps.
 
     def reset(self, seeds: np.ndarray) -> Step:
-        """Starts an episode in every environment; a native one has one seed for all of them."""
+        """Starts an episode in every environment; a native one takes one seed for all."""
         if self._pending:
             self.receive()
         obs, infos = self._reset(seeds)
@@ -123,7 +123,7 @@ class GymnasiumBackend(Backend):
         return self._called("reset()", self._vector.reset, seed=seed)
 
     def _called(self, call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the environments; what they raise is told as theirs."""
+        """Calls the environments; attributes exceptions to them."""
         try:
             return fn(*args, **kwargs)
         except UserError:
@@ -132,15 +132,15 @@ class GymnasiumBackend(Backend):
             raise env_error(error, f"{call} of {self.name}", _REPEAT) from error
 
     def send(self, action: Nest) -> None:
-        """Keeps the actions, or sends them to the processes, which go on by themselves."""
-        # A copy: the environments may keep or change what they are given.
+        """Stores the actions, or sends them to the processes."""
+        # A copy, since environments may keep or change their arguments.
         self._action = self._copy_action(action)
         if isinstance(self._vector, ProcessVectorEnv):
             self._called("step()", self._vector.step_async, self._action)
         self._pending = True
 
     def receive(self) -> Step:
-        """Steps, or waits for the processes."""
+        """Steps the environments, or waits for the processes."""
         self._pending = False
         if isinstance(self._vector, ProcessVectorEnv):
             stepped = self._called("step()", self._vector.step_wait)
@@ -172,19 +172,19 @@ class GymnasiumBackend(Backend):
         )
 
     def _reset_rows(self, obs: Any, rows: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Starts episodes in some rows of a vector environment that does not do so itself."""
+        """Starts episodes in some rows of a vector environment without autoreset."""
         before = self._copy_obs(self._picture(obs))
         options = {"reset_mask": rows.copy()}
         obs, infos = self._called("reset()", self._vector.reset, options=options)
         return where(rows, self._copy_obs(self._picture(obs)), before), infos
 
-    # What they answer.
+    # Conversion of results.
 
     def _picture(self, obs: Any) -> Any:
         return channels_last(obs, self._colours) if self._colours else obs
 
     def _obs(self, obs: Any, infos: Mapping[str, Any], over: np.ndarray | None = None) -> Nest:
-        """Copies observations, with their masks; rows that are `over` need not have one."""
+        """Copies observations with their masks, which rows in `over` may lack."""
         copied = self._copy_obs(self._picture(obs))
         if self._masks is None:
             return copied
@@ -202,7 +202,7 @@ class GymnasiumBackend(Backend):
         return join_mask(copied, self._mask_rows(mask, there))
 
     def _mask_rows(self, mask: Any, there: np.ndarray) -> Nest:
-        """Masks `[B, ...]`; all True in the rows that have none."""
+        """Masks `[B, ...]`; all True in rows without one."""
         full = tf.nest.map_structure(lambda m: np.stack([m] * self.num_envs), self._full)
         if not there.any():
             return self._masks(full)  # type: ignore[misc]
@@ -210,7 +210,7 @@ class GymnasiumBackend(Backend):
         return masks if there.all() else where(there, masks, self._masks(full))  # type: ignore[misc]
 
     def _final(self, obs: Any, infos: Mapping[str, Any], ended: np.ndarray) -> Nest:
-        """The true successors, where the vector environment has reset rows itself."""
+        """The true successors in rows that the vector environment has reset itself."""
         if "final_obs" not in infos:
             raise UserError(
                 f"infos of {self.name}",
@@ -221,7 +221,7 @@ class GymnasiumBackend(Backend):
         final_obs = infos["final_obs"]
         final = self._copy_obs(self._picture(obs))
         if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-            for i in np.flatnonzero(ended):  # one observation a row
+            for i in np.flatnonzero(ended):  # one observation per row
                 host_spaces.set_row(final, i, final_obs[i])
         else:  # a batch
             final = where(ended, self._copy_obs(self._picture(final_obs)), final)
@@ -230,12 +230,12 @@ class GymnasiumBackend(Backend):
         last = infos.get("final_info", {})
         there = np.asarray(last.get(f"_{MASK}", np.full(self.num_envs, MASK in last))) & ended
         masks = self._mask_rows(last.get(MASK), there)
-        # Rows that go on: their successor is what they see, so their mask is that of now.
+        # In continuing rows the successor is the current observation, with the current mask.
         now = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, MASK in infos)))
         return join_mask(final, where(ended, masks, self._mask_rows(infos.get(MASK), now)))
 
     def _info(self, infos: Mapping[str, Any], ended: np.ndarray) -> dict[str, np.ndarray]:
-        """The numbers asked for; where an episode has ended, of the step that ended it."""
+        """The requested numbers; at an episode end, those of its last step."""
         if not self._source.info_fields:
             return {}
         last: Mapping[str, Any] | None = None
@@ -262,18 +262,18 @@ class GymnasiumBackend(Backend):
 
     @property
     def pipe(self) -> Any:
-        """What becomes readable when the first process has answered; of `async` alone."""
+        """The pipe that becomes readable when the first process has answered; only for `async`."""
         return self._vector.parent_pipes[0]  # type: ignore[attr-defined]
 
     @property
     def timeout(self) -> float:
-        """Seconds that processes may take."""
+        """The timeout of processes in seconds."""
         return self._source.timeout
 
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
     ) -> "GymnasiumBackend":
-        """Returns other environments of the same task; with `render`, such that can be drawn."""
+        """Returns new environments of the same task, optionally with rendering."""
         source = self._source
         if autoreset is not None:
             source = dataclasses.replace(source, autoreset=autoreset)
@@ -282,13 +282,13 @@ class GymnasiumBackend(Backend):
         return GymnasiumBackend(source, num_envs)
 
     def tolerant(self) -> "GymnasiumBackend":
-        """Returns other environments of the same task, whose failures end episodes."""
+        """Returns new environments of the same task, whose failures end episodes."""
         fields = tuple(dict.fromkeys((*self._source.info_fields, LOST)))
         source = dataclasses.replace(self._source, tolerant=True, info_fields=fields)
         return GymnasiumBackend(source, self.num_envs)
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        """Renders environment `index` now, uint8 RGB `[H, W, 3]`."""
         if self._vector.render_mode != "rgb_array" or not hasattr(self._vector.unwrapped, "envs"):
             return super().render(index)
         picture = self._called("render()", image, self._vector, index)
@@ -297,12 +297,12 @@ class GymnasiumBackend(Backend):
         return np.array(picture, np.uint8)
 
     def close(self) -> None:
-        """Frees the environments; a second call does nothing."""
+        """Closes the environments; a second call does nothing."""
         if not self._vector.closed:
             self._vector.close()
 
 
-_ATARI_OWN = ("frameskip", "obs_type", "sound_obs")  # what the preprocessing has to choose
+_ATARI_OWN = ("frameskip", "obs_type", "sound_obs")  # set by the preprocessing
 
 
 def make_gymnasium(
@@ -328,31 +328,31 @@ def make_gymnasium(
       task: An id of Gymnasium's registry; `module:Name-v0` imports the module first.
       num_envs: How many (B).
       autoreset: NEXT_STEP, SAME_STEP or DISABLED.
-      max_episode_steps: As of `make_env`.
-      wrappers: Functions `gymnasium.Env -> gymnasium.Env` around each environment, below the time
-        limit that is given here and above the task's own.
+      max_episode_steps: As in `make_env`.
+      wrappers: Functions `gymnasium.Env -> gymnasium.Env` around each environment, inside the time
+        limit given here and outside the task's own.
       outer_wrappers: Functions `gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv`; and
-        above them and the statistics of episodes `RewardScale`, `RewardClip`, `RewardNormalize`.
+        `RewardScale`, `RewardClip`, `RewardNormalize`, outside of them and of the episode
+        statistics.
       vectorization: `native`, the task's own vector environment; `sync`, one environment after
-        another; `async`, each in a spawned process; `auto`, native where it can do what is asked,
-        else sync.
-      render_mode: As of `gymnasium.make`.
-      info_fields: Names of numbers in `info` that each state's `info` shall have, float32 `[B]`;
-        0 where an environment gives none. Their means over episodes, as of the step that ends one,
-        are metrics.
-      atari: False to leave the frames of Atari games as they are, else see `AtariOptions`, whose
-        fields are further arguments.
-      timeout: Seconds that the processes of `async` may take for the start, a reset or a step.
-      double_buffer: Whether two halves of the batch are stepped in turn: with `async` one half
-        steps while the policy acts for the other.
+        another; `async`, each in a spawned process; `auto`, native if it supports all options, else
+        sync.
+      render_mode: As in `gymnasium.make`.
+      info_fields: Names of numbers in `info` to copy to each state's `info`, float32 `[B]`; 0 if
+        missing. Their means over the last steps of episodes are metrics.
+      atari: False to not preprocess frames of Atari games, else see `AtariOptions`, whose fields
+        are also arguments.
+      timeout: Seconds for the start, a reset or a step of `async` processes.
+      double_buffer: Whether two halves of the batch step in turn: with `async` one half steps while
+        the policy acts for the other.
       max_wait_time: Seconds. With `async`, a rollout calls the policy for the environments that
-        have answered, and waits no longer than this for the others, see `CentralInference`. None to
-        step all of them together.
+        have answered, and waits at most this long for others, see `CentralInference`. None to step
+        all together.
       **kwargs: Arguments of the task.
 
     Raises:
-      UserError: For an unknown id or argument (with the nearest names), a package that is missing,
-        a space that has no spec, and what cannot be combined.
+      UserError: For an unknown id or argument (with the nearest names), a missing package, a space
+        without a spec, and incompatible options.
     """
     name = f"gymnasium:{task}"
     _check_options(name, autoreset, vectorization, info_fields, timeout)
@@ -414,7 +414,7 @@ def _check_options(
 def _atari_options(
     name: str, entry_point: Any, atari: bool, kwargs: dict[str, Any]
 ) -> AtariOptions | None:
-    """Takes the options of the preprocessing out of the arguments, if there is any."""
+    """Removes the preprocessing options from the arguments, if there is preprocessing."""
     if entry_point != ENTRY_POINT or not atari:
         return None
     taken = [k for k in _ATARI_OWN if k in kwargs]

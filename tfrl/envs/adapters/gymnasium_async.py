@@ -1,4 +1,4 @@
-"""Gymnasium's environments in spawned processes, with timeouts, names in errors, and no orphans.
+"""Gymnasium environments in spawned processes, with timeouts, named errors and no orphans.
 
 No TensorFlow here: the processes import this module.
 """
@@ -29,7 +29,7 @@ from gymnasium.vector.utils import (
 from tfrl.envs.env_calls import EnvError, env_error
 
 CLEANUP_TIME = 5.0  # seconds that a process has to close its environment
-_REPORT_TIME = 5.0  # seconds that a report of an error may be under way
+_REPORT_TIME = 5.0  # seconds to wait for an error report
 _START = "the start"
 _LOG = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ class VectorWorkerError(EnvError):
     """A process of `vectorization="async"` raised, died, or did not answer in time."""
 
     def __init__(self, thing: str, *, expected: str, got: Any, remedy: str, trace: str = ""):
-        """Builds the paragraph; `trace` is the traceback of the process, or ""."""
+        """Builds the message; `trace` is the traceback of the process, or ""."""
         super().__init__(thing, expected=expected, got=got, remedy=remedy, user_traceback=trace)
 
 
 class ProcessVectorEnv(AsyncVectorEnv):
-    """Gymnasium's AsyncVectorEnv, whose failures say which process and why.
+    """Gymnasium's AsyncVectorEnv with errors that name the process and the cause.
 
-    A failure ends all processes. With a `successor` one that is dead or silent is replaced.
+    A failure ends all processes. With a `successor`, a dead or silent process is replaced.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class ProcessVectorEnv(AsyncVectorEnv):
         copy: bool = False,
         successor: Callable[[Any], Callable[[], gymnasium.Env]] | None = None,
     ):
-        """Starts a process an environment.
+        """Starts one process for each environment.
 
         Args:
           name: The environment's id, for messages.
           factories: One for each environment.
-          autoreset_mode: What happens at an end.
+          autoreset_mode: The autoreset mode.
           timeout: Seconds that a reset, a step or the start may take.
-          copy: Whether observations given out are copies.
-          successor: Makes of a factory that of a process which takes the place of a dead or silent
-            one, and answers the command that it left open. None: a failure ends all.
+          copy: Whether to return copies of observations.
+          successor: Maps a factory to the factory of a replacement process. The replacement answers
+            the pending command of the dead or silent process. None: a failure ends all.
         """
         self._name = name
         self._timeout = timeout
@@ -90,10 +90,10 @@ class ProcessVectorEnv(AsyncVectorEnv):
         autoreset_mode: AutoresetMode,
         copy: bool,
     ) -> None:
-        """Sets what the base class works with: spaces, and memory shared with the processes.
+        """Sets the attributes of the base class: spaces, and memory shared with the processes.
 
-        In the place of its constructor, which does not keep the shared memory. A process that takes
-        another's place needs it.
+        Replaces its constructor, which does not keep the shared memory. A replacement process needs
+        it.
         """
         self._context = multiprocessing.get_context("spawn")
         self.env_fns, self.num_envs = factories, len(factories)
@@ -116,7 +116,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         self._state = AsyncState.DEFAULT
 
     def _process(self, index: int, factory: Callable[[], gymnasium.Env]) -> tuple[Any, Any]:
-        """Starts the process of one environment; returns the pipe to it, and itself."""
+        """Starts the process of one environment; returns its pipe and the process."""
         own, its = self._context.Pipe()
         arguments = (CloudpickleWrapper(factory), its, own, self._memory, self.error_queue)
         process = self._context.Process(
@@ -128,7 +128,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         return own, process
 
     def replace(self, index: int, factory: Callable[[], gymnasium.Env]) -> Any:
-        """Starts another process in the place of one; returns the pipe to it."""
+        """Replaces a process; returns the pipe to the new one."""
         process = self.processes[index]
         process.kill()
         process.join()
@@ -139,17 +139,17 @@ class ProcessVectorEnv(AsyncVectorEnv):
 
     @property
     def _pipes(self) -> list[Any]:
-        """The pipes to the processes of the moment."""
+        """The pipes to the current processes."""
         return [p.pipe if isinstance(p, _LastingPipe) else p for p in self.parent_pipes]
 
     def within(self, pipe: Any) -> Any:
-        """Returns what comes through a pipe in time."""
+        """Receives from a pipe within the timeout."""
         if not pipe.poll(self._timeout):
             raise multiprocessing.TimeoutError
         return pipe.recv()
 
     def _check_spaces(self) -> None:
-        """Waits for the processes before they are asked; upstream waits without an end."""
+        """Checks the spaces with a timeout; upstream waits forever."""
         self.call_async("render_mode")
         self._answered(_START, self.call_wait)
         super()._check_spaces()
@@ -160,7 +160,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
             super().step_async(actions)
 
     def step_wait(self, timeout: float | None = None) -> Any:
-        """Returns what the step gave."""
+        """Returns the results of the step."""
         return self._answered("step", super().step_wait)
 
     def reset_async(self, seed: Any = None, options: Any = None) -> None:
@@ -169,11 +169,11 @@ class ProcessVectorEnv(AsyncVectorEnv):
             super().reset_async(seed=seed, options=options)
 
     def reset_wait(self, timeout: float | None = None) -> Any:
-        """Returns what the reset gave."""
+        """Returns the results of the reset."""
         return self._answered("reset", super().reset_wait)
 
     def _answered(self, what: str, wait: Callable[..., Any]) -> Any:
-        """Waits for the processes."""
+        """Waits for the answers of the processes."""
         with self._ended_with(what):
             return wait(self._timeout)
 
@@ -189,7 +189,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Any:
-        """Says which process is silent or dead."""
+        """Raises errors that name the silent or dead process."""
         try:
             yield
         except multiprocessing.TimeoutError as error:
@@ -213,12 +213,12 @@ class ProcessVectorEnv(AsyncVectorEnv):
                 expected="processes that live as long as the environments",
                 got=f"the end of worker {_listed(dead)} during {what}",
                 remedy=hint,
-                # Without the frames of the pipe: Python 3.12 may crash where it collects their
+                # Drops the frames of the pipe: Python 3.12 may crash when it collects their
                 # buffers in a cycle, see https://github.com/python/cpython/issues/111049.
             ) from error.with_traceback(None)
 
     def _raise_if_errors(self, successes: Sequence[bool]) -> None:
-        """Raises what the processes report; upstream would log it, and may wait without an end."""
+        """Raises the reported errors; upstream only logs them, and may wait forever."""
         failed = [i for i, success in enumerate(successes) if not success]
         if not failed:
             return
@@ -227,14 +227,14 @@ class ProcessVectorEnv(AsyncVectorEnv):
         raise VectorWorkerError(thing, expected=expected, got=got, remedy=remedy, trace=trace)
 
     def close_extras(self, *_: Any, **__: Any) -> None:
-        """Closes the environments, and kills the processes that take too long."""
+        """Closes the environments, and kills processes that take too long."""
         deadline = time.monotonic() + CLEANUP_TIME
         pipes = [p for p in self._pipes if p is not None and not p.closed]
         for pipe in pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("close", None))
         while pipes and time.monotonic() < deadline and any(p.is_alive() for p in self.processes):
-            # An answer that nobody has read would keep its process from ending.
+            # An unread answer would keep its process from ending.
             ready: Any = multiprocessing.connection.wait(pipes, timeout=0.05)
             for pipe in ready:
                 try:
@@ -247,7 +247,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         """Joins the processes until a deadline, then kills them."""
         for process in getattr(self, "processes", ()):
             if process.pid is None:
-                continue  # it could not be started
+                continue  # failed to start
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
@@ -259,33 +259,33 @@ class ProcessVectorEnv(AsyncVectorEnv):
 
 
 class _LastingPipe:
-    """A pipe to an environment that outlives its process: another one answers in its place."""
+    """A pipe to an environment that outlives its process: a new process answers in its place."""
 
     def __init__(
         self, vector: ProcessVectorEnv, index: int, successor: Callable[[], gymnasium.Env]
     ):
-        """Takes the pipe of environment `index`, and the factory of processes to come."""
+        """Takes the pipe of environment `index` and the factory of its next processes."""
         self.pipe: Any = vector.parent_pipes[index]
         self._vector, self._index, self._successor = vector, index, successor
         self._open_command: Any = None
 
     def send(self, command: Any) -> None:
-        """Sends a command; one that a dead process does not take is for its successor."""
+        """Sends a command; if the process is dead, its successor receives it."""
         self._open_command = command
         with contextlib.suppress(ConnectionError):
             self.pipe.send(command)
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Waits for an answer; a process that gives none in time is killed."""
+        """Waits for an answer; kills a process that times out."""
         if not self.pipe.poll(timeout):
             self._vector.processes[self._index].kill()
         return True
 
     def recv(self) -> Any:
-        """Returns the answer, of a new process where the old one is dead.
+        """Returns the answer; a new process answers if the old one is dead.
 
         Raises:
-          EOFError: If that dies as well.
+          EOFError: If the new process dies as well.
         """
         try:
             return self.pipe.recv()
@@ -318,28 +318,28 @@ def work(
     error_queue: Any,
     autoreset_mode: AutoresetMode,
 ) -> None:
-    """Runs one environment in a process of its own; arguments as of Gymnasium's worker.
+    """Runs one environment in its process; takes the arguments of Gymnasium's worker.
 
-    It wraps the `EnvFactory` in an object whose `fn` it is.
+    Gymnasium wraps the `EnvFactory` in an object with the attribute `fn`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     reports: Any = _Reports(error_queue, getattr(factory.fn, "name", "the environments"))
     common = (index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
-    # Since Gymnasium 1.4 there may be a limit of steps at a time, which is not asked for.
+    # Gymnasium 1.4 adds an optional step limit, which is unused here.
     unlimited = [None] * (len(inspect.signature(_async_worker).parameters) - len(common))
     try:
         _async_worker(*common, *unlimited)
     except (EOFError, ConnectionError):
         return  # the parent is gone
     except Exception as error:
-        # While the environment is made, upstream reports nothing.
+        # Upstream reports no errors during construction of the environment.
         reports.put((index, type(error), error, ""))
         pipe.send((None, False))
 
 
 class _Reports:
-    """Puts errors into the queue as text: not every exception can be pickled, or made again."""
+    """Queues errors as text, as some exceptions cannot be pickled or rebuilt."""
 
     def __init__(self, queue: Any, name: str):
         self._queue = queue
@@ -354,7 +354,7 @@ class _Reports:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent has, however that came about."""
+    """Ends this process once its parent has ended for any reason."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""One Gymnasium environment of a batch: how it is made, in this process or in a worker.
+"""Constructs one Gymnasium environment of a batch, in this process or in a worker.
 
 No TensorFlow here: the processes of `vectorization="async"` import this module.
 """
@@ -38,16 +38,16 @@ ENTRY_POINT = "ale_py.env:AtariEnv"
 
 @dataclasses.dataclass(frozen=True)
 class AtariOptions:
-    """How frames become observations uint8 `[H, W, C]`.
+    """Preprocessing of frames into observations uint8 `[H, W, C]`.
 
     Attributes:
-      frame_skip: Frames that an action is repeated for; the last two are max-pooled.
-      noop_max: Most of the no-ops that begin an episode.
+      frame_skip: Number of frames to repeat an action for; the last two are max-pooled.
+      noop_max: Maximum number of no-ops at the start of an episode.
       screen_size: Height and width of an observation in pixels.
-      grayscale: One channel a frame; three, RGB, otherwise.
+      grayscale: True for one channel a frame, False for three (RGB).
       frame_stack: Frames in an observation, the oldest first, as channels.
-      terminal_on_life_loss: A lost life terminates the episode, and the next one begins a new game.
-      episodic_life: A lost life terminates the episode, and the next one goes on with the game.
+      terminal_on_life_loss: A lost life terminates the episode, and the next one starts a new game.
+      episodic_life: A lost life terminates the episode, and the next one continues the game.
       reward_clip: Rewards are clipped to [-1, 1].
     """
 
@@ -80,15 +80,15 @@ class AtariOptions:
         return [f.name for f in dataclasses.fields(cls)]
 
     def task_kwargs(self, kwargs: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-        """Returns the arguments of the bare game; a limit in place of its own takes that away."""
+        """Returns the arguments of the bare game; a given `limit` removes the game's own."""
         own = {} if limit is None else {"max_num_frames_per_episode": 0}
         return {**kwargs, **own, "frameskip": 1}
 
     def wrap(self, env: gymnasium.Env, limit: int | None) -> gymnasium.Env:
-        """Puts the wrappers on a game.
+        """Applies the wrappers to a game.
 
         Args:
-          env: A game that skips no frames.
+          env: A game without frame skipping.
           limit: Steps after which a game is truncated, or None.
         """
         env = AtariPreprocessing(
@@ -105,7 +105,7 @@ class AtariOptions:
             env = EpisodicLife(env)
         if self.reward_clip:
             env = ClipReward(env, -1.0, 1.0)
-        # Zeros before the first frame, as ALE's own batch of games has them.
+        # Zeros before the first frame, as in ALE's vector environment.
         env = FrameStackObservation(env, self.frame_stack, padding_type="zero")
         colours = 1 if self.grayscale else 3
         return TransformObservation(env, lambda x: channels_last(x, colours), self.space)
@@ -118,14 +118,14 @@ class AtariOptions:
         return gymnasium.spaces.Box(0, 255, size, np.uint8)
 
     def vector_kwargs(self, limit: int | None) -> dict[str, Any] | None:
-        """Returns arguments of ALE's own batch of games, or None if it cannot do the same.
+        """Returns arguments of ALE's vector environment, or None if it cannot do the same.
 
         Args:
           limit: Steps after which a game is truncated; None for its own limit, -1 for none.
         """
         if self.episodic_life or self.terminal_on_life_loss:
-            # Its option episodic_life begins a new game after a lost life, and goes on to the end
-            # of a skip, where Gymnasium's wrapper stops.
+            # Its option episodic_life starts a new game after a lost life, and completes the frame
+            # skip, where Gymnasium's wrapper stops.
             return None
         kwargs: dict[str, Any] = {
             "frameskip": self.frame_skip,
@@ -151,7 +151,7 @@ class AtariOptions:
 
 
 class EpisodicLife(gymnasium.Wrapper):
-    """Terminates an episode when a life is lost; the next one goes on with the same game.
+    """Terminates an episode when a life is lost; the next one continues the game.
 
     Source: Mnih et al. (2015), https://doi.org/10.1038/nature14236, Methods, "Training details".
     """
@@ -169,7 +169,7 @@ class EpisodicLife(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts a new game where one is over or a seed is given, else goes on by one no-op."""
+        """Starts a new game if the last is over or a seed is given, else takes one no-op."""
         fresh = self._over or seed is not None
         if not fresh:
             obs, _, termination, truncation, info = self.env.step(0)
@@ -195,14 +195,14 @@ class EpisodicLife(gymnasium.Wrapper):
 
 
 def channels_last(frames: np.ndarray, colours: int = 1) -> np.ndarray:
-    """Turns stacked frames into the channels of one picture.
+    """Turns stacked frames into the channels of one image.
 
     Args:
       frames: `[..., S, H, W]`, or `[..., S, H, W, 3]`.
       colours: 3 for the second form.
 
     Returns:
-      `[..., H, W, S * colours]`; several times as fast as a transposition with a copy.
+      `[..., H, W, S * colours]`, several times faster than a transposed copy.
     """
     if colours == 1:
         frames = frames[..., np.newaxis]
@@ -215,7 +215,7 @@ def channels_last(frames: np.ndarray, colours: int = 1) -> np.ndarray:
 
 MASK = "action_mask"
 NO_LIMIT = -1
-# The field of `info` that says at an end that the environment has failed.
+# The field of `info` that marks the end of an episode by an environment's failure.
 LOST = "lost"
 _LOG = logging.getLogger(__name__)
 
@@ -224,21 +224,21 @@ EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
 @dataclasses.dataclass(frozen=True)
 class EnvFactory:
-    """Makes one environment; it can be pickled for another process.
+    """Creates one environment; can be pickled for another process.
 
     Attributes:
       name: The id, `gymnasium:task`, for messages.
-      spec: What Gymnasium's registry has of the task, so that a worker need not have registered it.
+      spec: The task's entry in Gymnasium's registry, so that a worker need not register it.
       kwargs: Arguments of the task.
-      max_episode_steps: Steps above all wrappers after which an episode is truncated; None for the
-        task's own limit, -1 for none.
-      wrappers: The user's, from the innermost to the outermost.
-      atari: How frames are preprocessed, or None.
-      info_fields: Names of numbers in `info` that are asked for.
-      whole_info: Whether the rest of `info` is needed too.
-      index: Which environment of the batch it is, for messages.
-      tolerant: Whether what it raises ends the episode, see `LostEpisode`.
-      lost: Whether the episode that it goes on with is lost already.
+      max_episode_steps: Time limit in steps outside all wrappers; None for the task's own limit, -1
+        for none.
+      wrappers: The user's wrappers, from the innermost to the outermost.
+      atari: Preprocessing of frames, or None.
+      info_fields: Names of requested numbers in `info`.
+      whole_info: Whether to keep the rest of `info` too.
+      index: The environment's index in the batch, for messages.
+      tolerant: Whether exceptions end the episode, see `LostEpisode`.
+      lost: Whether the current episode is lost already.
     """
 
     name: str
@@ -254,11 +254,11 @@ class EnvFactory:
     lost: bool = False
 
     def __call__(self) -> gymnasium.Env:
-        """Makes the environment."""
+        """Creates the environment."""
         return LostEpisode(self.make, self.lost) if self.tolerant else self.make()
 
     def make(self) -> gymnasium.Env:
-        """Makes the environment, whose errors are raised."""
+        """Creates the environment without tolerance of its errors."""
         limit = None if self.max_episode_steps == NO_LIMIT else self.max_episode_steps
         own = None if self.max_episode_steps is None else NO_LIMIT
         kwargs = dict(self.kwargs)
@@ -285,14 +285,14 @@ class EnvFactory:
 
 
 class LostEpisode(gymnasium.Wrapper):
-    """Ends an episode in which the environment raises, and makes another for the next.
+    """Ends an episode when the environment raises, and creates a new environment for the next.
 
-    The step that ends it has the last observation, or any where that is unknown, reward 0, and 1.0
+    The final step repeats the last observation (any valid one if unknown), with reward 0 and 1.0
     under `LOST` in `info`.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], lost: bool = False):
-        """Takes what makes the environment, and whether an episode of another one is lost."""
+        """Takes the environment's constructor, and whether the current episode is lost."""
         super().__init__(make())
         self._make = make
         self._obs: Any = self.observation_space.sample() if lost else None
@@ -301,7 +301,7 @@ class LostEpisode(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode; one that cannot start is lost at its first step."""
+        """Starts an episode; if that fails, the episode is lost at its first step."""
         try:
             if self._failed:
                 self.env.close()
@@ -331,11 +331,11 @@ class LostEpisode(gymnasium.Wrapper):
 
 
 class Member(gymnasium.Wrapper):
-    """Gives a batch what it needs of one environment, in a form that can be stacked.
+    """Makes the outputs of one environment stackable in a batch.
 
-    Gymnasium stacks `info` entry by entry, in Python, with the dtype of whichever environment came
-    first; what nobody has asked for is left out, and numbers are all floats. What belongs to the
-    end of an episode is copied, since an environment may write its next start into the same arrays.
+    Gymnasium stacks `info` entry by entry, in Python, with the dtype of the first environment. So
+    unrequested entries are dropped and all numbers are floats. Final observations are copied, as an
+    environment may write its next observation into the same arrays.
     """
 
     def __init__(
@@ -349,14 +349,14 @@ class Member(gymnasium.Wrapper):
         """Wraps the environment.
 
         Args:
-          env: With all other wrappers.
+          env: The environment with all other wrappers.
           name: The id, for messages.
-          info_fields: Names of numbers in `info` to hand on.
-          whole_info: Whether to hand on the rest too.
-          index: Which environment of the batch it is.
+          info_fields: Names of numbers in `info` to keep.
+          whole_info: Whether to keep the rest too.
+          index: The environment's index in the batch.
         """
         super().__init__(env)
-        # A vector environment writes its autoreset mode into the dict, which else is the class's.
+        # A copy: a vector environment writes its autoreset mode into the class's dict.
         self._metadata = dict(env.metadata)
         self._name = name
         self._fields = info_fields
@@ -364,7 +364,7 @@ class Member(gymnasium.Wrapper):
         self._masked = False
         self._check = observation_fits(env.observation_space, f"observation of {name}")
         self._index = index
-        self._seed: int | None = None  # the last that it was given
+        self._seed: int | None = None  # the last given seed
         self._episode, self._step = 0, 0  # since that seed, and in the episode
 
     def reset(
@@ -397,13 +397,13 @@ class Member(gymnasium.Wrapper):
         except UserError:
             raise
         except ValueError as error:
-            if "values to unpack" in str(error):  # by Gymnasium's own wrappers, in between
+            if "values to unpack" in str(error):  # from Gymnasium's wrappers in between
                 raise self._placed(bad_step(self._name, str(error))) from error
             raise self._raised(error, "step()", action) from error
         except Exception as error:
             raise self._raised(error, "step()", action) from error
         try:
-            # Anything else Gymnasium's own wrappers find out.
+            # Gymnasium's own wrappers detect the other mistakes.
             if not isinstance(answer, tuple) or len(answer) != len(STEP):
                 check_layout(f"step() of {self._name}", answer, STEP)
             obs, reward, termination, truncation, info = answer
@@ -434,7 +434,7 @@ class Member(gymnasium.Wrapper):
         )
 
     def _raised(self, error: Exception, call: str, action: Any = None) -> UserError:
-        """Returns what to raise for an exception of the environment."""
+        """Returns the error to raise for an exception of the environment."""
         task = self._name.partition(":")[2]
         begin = f"reset(seed={self._seed})" if self._seed is not None else "reset()"
         message = (
@@ -456,7 +456,7 @@ class Member(gymnasium.Wrapper):
                 kept_info[name] = self._number(name, info[name])
         if MASK in info:
             kept_info[MASK] = stacked_mask(self._name, self.action_space, info[MASK])
-        elif self._masked and ended:  # where nothing will be done, many give none
+        elif self._masked and ended:  # many give no mask where no action follows
             kept_info[MASK] = full_mask(self.action_space)
         elif self._masked:
             raise UserError(
@@ -507,7 +507,7 @@ def stacked_mask(name: str, space: gymnasium.Space, mask: Any) -> Any:
 
 
 def full_mask(space: gymnasium.Space) -> Any:
-    """Returns the mask of an action space that allows everything, in the form of `stacked_mask`."""
+    """Returns the mask that allows every action of a space, in the form of `stacked_mask`."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {k: full_mask(s) for k, s in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
@@ -521,7 +521,7 @@ def full_mask(space: gymnasium.Space) -> Any:
 
 
 def _padded(space: gymnasium.spaces.MultiDiscrete, rows: Any) -> np.ndarray:
-    """Gymnasium's own form, a tuple of rows of different lengths, as one array."""
+    """Pads Gymnasium's tuple of rows of different lengths to one array."""
     padded = np.zeros((space.nvec.size, max(space.nvec.ravel().tolist())), bool)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = np.asarray(values) != 0

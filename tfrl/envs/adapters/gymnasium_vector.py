@@ -1,4 +1,4 @@
-"""Makes the vector environment of a Gymnasium task: native, in this process, or in processes."""
+"""Creates vector environments of a Gymnasium task: native, in this process or in others."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def find_spec(task: str) -> EnvSpec:
-    """Returns what Gymnasium's registry has of a task.
+    """Returns the entry of a task in Gymnasium's registry.
 
     Args:
       task: `Name-v0`, `namespace/Name-v0` or `module:Name-v0`; without a version, the newest.
@@ -52,7 +52,7 @@ def find_spec(task: str) -> EnvSpec:
     if env_id.startswith("ALE/"):
         extras.require(_ALE, "atari")
     elif env_id not in gymnasium.registry and importlib.util.find_spec(_ALE):
-        importlib.import_module(_ALE)  # it has names without a namespace too
+        importlib.import_module(_ALE)  # registers names without a namespace too
     try:
         namespace, name, version = registration.parse_env_id(env_id)
     except gymnasium.error.Error as error:
@@ -67,7 +67,7 @@ def find_spec(task: str) -> EnvSpec:
 
 def _unknown(task: str, env_id: str) -> UserError:
     known = list(gymnasium.registry)
-    # ALE's names have a namespace, and are known only where it is installed.
+    # ALE's names have a namespace, and are registered only if ALE is installed.
     close = nearest(env_id, known) or nearest(f"ALE/{env_id}", known)
     remedy = did_you_mean(env_id, close) if close else ""
     return UserError(
@@ -95,30 +95,30 @@ def load(entry_point: Any) -> Callable[..., Any]:
 
 
 def check_kwargs(name: str, spec: EnvSpec, kwargs: Iterable[str], general: Iterable[str]) -> None:
-    """Raises a UserError for arguments that the task does not have.
+    """Raises a UserError for unknown arguments of a task.
 
     Args:
       name: The environment's id.
-      spec: Of the task.
-      kwargs: Names of the arguments given.
-      general: Names of arguments that every environment of the suite has.
+      spec: The task's.
+      kwargs: Names of the given arguments.
+      general: Names of the arguments of every environment of the suite.
     """
     if spec.entry_point is None:
         return
     try:
         parameters = inspect.signature(load(spec.entry_point)).parameters
     except (ImportError, gymnasium.error.DependencyNotInstalled):
-        return  # it is said where the environment is made
+        return  # construction reports it
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
     unknown = sorted(set(kwargs) - set(parameters))
     if unknown:
-        own = sorted(set(parameters) - {"render_mode"})  # those of its registration too
+        own = sorted(set(parameters) - {"render_mode"})  # with those of its registration
         raise unknown_argument(name, unknown[0], own, general)
 
 
 def _names(spec: EnvSpec) -> set[str]:
-    """The arguments of a task, also those that its class hands on to those below it."""
+    """The arguments of a task, with those that its class passes to its base classes."""
     make: Any = load(spec.entry_point)
     kinds: Any = make.__mro__ if isinstance(make, type) else (make,)
     names: set[str] = set(spec.kwargs)
@@ -133,10 +133,10 @@ def _names(spec: EnvSpec) -> set[str]:
 def explained(
     name: str, error: Exception, kwargs: Mapping[str, Any], spec: EnvSpec | None = None
 ) -> Exception:
-    """Returns what to raise for an error that making an environment has raised.
+    """Returns the error to raise for an exception of an environment's constructor.
 
-    A missing package and an argument that only the environment itself refuses are mistakes of the
-    user's; everything else stays as it is.
+    A missing package and an argument that the constructor refuses become UserErrors; other
+    exceptions stay unchanged.
     """
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return UserError(
@@ -160,8 +160,8 @@ def explained(
 
 
 VECTORIZATIONS = ("auto", "native", "sync", "async")
-# While one of their environments is reset, the others stand still: `next_state` is made from the
-# state before the step. Source: gymnasium/envs/functional_jax_env.py of gymnasium 1.3.0.
+# A reset of one of their environments drops the step of the others: `next_state` is computed from
+# the state before the step. Source: gymnasium/envs/functional_jax_env.py of gymnasium 1.3.0.
 _WRONG = "gymnasium.envs.phys2d."
 _HUGE = 2**31 - 1
 _DEBUG = "Repeat it: gymnasium.make with the same arguments and wrappers."
@@ -171,22 +171,22 @@ OuterWrapper = Callable[[VectorEnv], VectorEnv]
 
 @dataclasses.dataclass(frozen=True)
 class VectorSource:
-    """All that it takes to make the environments of a task, any number of them.
+    """Everything needed to create any number of environments of a task.
 
     Attributes:
       name: The id, `gymnasium:task`.
       spec: The task, of Gymnasium's registry.
       kwargs: Its arguments.
-      autoreset: NEXT_STEP, SAME_STEP, or DISABLED for whatever is fastest.
-      max_episode_steps: As of `make_env`.
+      autoreset: NEXT_STEP, SAME_STEP, or DISABLED for the fastest.
+      max_episode_steps: See `make_env`.
       wrappers: Around each environment.
       outer_wrappers: Around the vector environment.
       vectorization: One of `VECTORIZATIONS`.
-      render_mode: As of `gymnasium.make`.
+      render_mode: See `gymnasium.make`.
       info_fields: Names of numbers in `info`.
-      atari: How frames are preprocessed, or None.
-      timeout: Seconds that processes may take.
-      tolerant: Whether what one environment raises ends its episode, see `LostEpisode`.
+      atari: Preprocessing of frames, or None.
+      timeout: Time limit of a call to a process, in seconds.
+      tolerant: Whether an environment's exception ends its episode, see `LostEpisode`.
     """
 
     name: str
@@ -205,7 +205,7 @@ class VectorSource:
 
     @property
     def limit(self) -> int | None:
-        """Steps after which an episode is truncated, or None."""
+        """Time limit of an episode in steps, or None."""
         if self.atari is not None:
             every = {**self.spec.kwargs, **self.kwargs}
             return self.atari.max_episode_steps(every, self.max_episode_steps)
@@ -216,13 +216,13 @@ class VectorSource:
 
 @dataclasses.dataclass
 class Made:
-    """A vector environment, and what is known of it.
+    """A vector environment with its properties.
 
     Attributes:
-      vector: It.
-      mode: Its autoreset mode, as it says itself.
+      vector: The vector environment.
+      mode: Its declared autoreset mode.
       native: Whether it steps all environments itself.
-      stepped: "native", "sync" or "async", and why not native where that was to be found out.
+      stepped: "native", "sync" or "async", with the reason against "native" if that was tried.
     """
 
     vector: VectorEnv
@@ -232,10 +232,10 @@ class Made:
 
 
 def make_vector(source: VectorSource, num_envs: int) -> Made:
-    """Makes `num_envs` environments together, and puts the outer wrappers on.
+    """Creates a vector of `num_envs` environments with its outer wrappers.
 
     Raises:
-      UserError: If `vectorization="native"` cannot be had, or an outer wrapper does not fit.
+      UserError: If `vectorization="native"` is unavailable, or an outer wrapper does not fit.
     """
     vector: Made | None = None
     why = ""
@@ -260,10 +260,10 @@ def make_vector(source: VectorSource, num_envs: int) -> Made:
 
 
 def declared_mode(vector: VectorEnv) -> AutoresetMode | None:
-    """Returns the autoreset mode that a vector environment says it has, or None.
+    """Returns the declared autoreset mode of a vector environment, or None.
 
-    The attribute goes first: a class without metadata of its own shares VectorEnv's dict, into
-    which other classes write theirs.
+    The attribute takes precedence: a class without its own metadata shares VectorEnv's dict, which
+    other classes write to.
     """
     base = vector.unwrapped
     mode = getattr(base, "autoreset_mode", None)
@@ -276,7 +276,7 @@ def declared_mode(vector: VectorEnv) -> AutoresetMode | None:
 
 
 def _native(source: VectorSource, num_envs: int) -> Made | str:
-    """The task's own vector environment, or why it cannot be had."""
+    """The task's own vector environment, or the reason for its absence."""
     spec = source.spec
     if spec.vector_entry_point is None:
         return "the task has no vector environment of its own"
@@ -292,7 +292,7 @@ def _native(source: VectorSource, num_envs: int) -> Made | str:
         return kwargs
     vector = make(num_envs=num_envs, **kwargs)
     mode = declared_mode(vector)
-    # Where the vector environment resets nothing, the backend does it, in the same step.
+    # If the vector environment has no autoreset, the backend resets in the same step.
     left = source.autoreset is not Autoreset.NEXT_STEP and mode is AutoresetMode.DISABLED
     if mode in _modes(source.autoreset) or left:
         return Made(vector, mode, native=True)  # type: ignore[arg-type]
@@ -307,7 +307,7 @@ def _native(source: VectorSource, num_envs: int) -> Made | str:
 
 
 def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int) -> Any:
-    """Arguments of a vector entry point, or why it cannot do the same as single environments."""
+    """Arguments of a vector entry point, or why it differs from single environments."""
     parameters = inspect.signature(make).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     kwargs = {**source.spec.kwargs, **source.kwargs}
@@ -325,7 +325,7 @@ def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int
     elif source.limit is not None:
         kwargs["max_episode_steps"] = source.limit
     elif source.spec.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = _HUGE  # a count that is never reached stands for no limit
+        kwargs["max_episode_steps"] = _HUGE  # an unreachable count: no limit
     if "autoreset_mode" in parameters:
         kwargs["autoreset_mode"] = _modes(source.autoreset)[0]
     unknown = [] if any_name else sorted(set(kwargs) - set(parameters))
@@ -335,14 +335,14 @@ def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int
 
 
 def _modes(asked: Autoreset) -> tuple[AutoresetMode, ...]:
-    """The modes from which an autoreset is made, the best first."""
+    """The vector modes that an autoreset can build on, the best first."""
     if asked is Autoreset.DISABLED:
         return AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
     return (AutoresetMode[asked.name],)
 
 
 def _not_native(source: VectorSource, num_envs: int, reason: str) -> None:
-    """Says why the environments are stepped one after another."""
+    """Logs why the environments are stepped one after another."""
     if source.vectorization == "native":
         raise UserError(
             f"vectorization of {source.name}",
@@ -376,7 +376,7 @@ def _of_singles(source: VectorSource, num_envs: int) -> Made:
     )
     mode = _modes(source.autoreset)[0]
     factories = [dataclasses.replace(factory, index=i) for i in range(num_envs)]
-    copy = bool(source.outer_wrappers)  # they may keep what they see; the backend copies itself
+    copy = bool(source.outer_wrappers)  # wrappers may keep observations; the backend copies
     vector: VectorEnv
     if source.vectorization == "async":
         successor = functools.partial(dataclasses.replace, lost=True) if source.tolerant else None
@@ -388,12 +388,12 @@ def _of_singles(source: VectorSource, num_envs: int) -> Made:
 
 
 def _wrapped(source: VectorSource, wrapper: OuterWrapper, vector: Made) -> VectorEnv:
-    """Puts an outer wrapper on; whatever goes wrong, the environments are closed."""
+    """Applies an outer wrapper; closes the environments on any error."""
     try:
         wrapped = wrapper(vector.vector)
     except BaseException as error:
         vector.vector.close()
-        # Gymnasium's own refuse the mode, before 1.4 without a word.
+        # Gymnasium's wrappers refuse the mode, before 1.4 without a message.
         named = isinstance(error, ValueError) and "autoreset_mode" in str(error)
         refused = isinstance(error, AssertionError) or named
         if not refused or vector.mode is not AutoresetMode.SAME_STEP:
@@ -418,6 +418,6 @@ def _wrapped(source: VectorSource, wrapper: OuterWrapper, vector: Made) -> Vecto
 
 
 def image(vector: VectorEnv, index: int) -> Any:
-    """Draws one environment of a SyncVectorEnv."""
+    """Renders one environment of a SyncVectorEnv."""
     singles: list[gymnasium.Env] = vector.unwrapped.envs
     return singles[index].render()

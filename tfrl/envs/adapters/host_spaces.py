@@ -1,4 +1,4 @@
-"""What environments of other libraries see and take, as specs, and as arrays of our own."""
+"""Converts spaces of other libraries to specs, and their values to arrays."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tfrl import specs
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-# What makes a supported space of one that is not, by its class.
+# Wrappers that replace an unsupported space, by the class of the space.
 _REMEDIES = {
     "Graph": "Give its nodes and edges as Box items of a Dict, padded to fixed sizes",
     "OneOf": "Give a Dict of all of its spaces and a Discrete item that tells which one holds",
@@ -29,7 +29,7 @@ def space_spec(name: str, kind: str, space: Any) -> Nest:
       space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them.
 
     Raises:
-      UserError: For any other space; the message has the leaf's path and what to wrap it with.
+      UserError: For any other space; the message names the leaf's path and a wrapper.
     """
     path, leaf = _unsupported(space, "") or (None, None)
     if path is None:
@@ -45,7 +45,7 @@ def space_spec(name: str, kind: str, space: Any) -> Nest:
 
 
 def _unsupported(space: Any, path: str) -> tuple[str, Any] | None:
-    """The first leaf that has no spec, with its path."""
+    """The first leaf without a spec, with its path."""
     from gymnasium import spaces
 
     items: Any = ()
@@ -65,16 +65,16 @@ def _unsupported(space: Any, path: str) -> tuple[str, Any] | None:
 
 
 def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
-    """Returns a function that copies a batch of values into arrays `[B, ...]` of its own.
+    """Returns a function that copies a batch of values into new arrays `[B, ...]`.
 
     Args:
       spec: The nest of specs of one value.
-      thing: What the values are, for messages.
+      thing: Name of the values in messages.
       num_envs: B.
 
     Returns:
-      `copy(values)`; it raises a UserError where a shape differs from the spec's, and otherwise
-      casts to the spec's dtype.
+      `copy(values)`; it casts to the spec's dtype, and raises a UserError for a shape other than
+      the spec's.
     """
     if isinstance(spec, Mapping):
         parts = {k: copier(s, f"{thing}/{k}", num_envs) for k, s in spec.items()}
@@ -98,19 +98,19 @@ def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
 
 
 def numbers(thing: str, values: Any, num_envs: int) -> np.ndarray:
-    """Returns one number of each environment, float32 `[B]`, a copy.
+    """Returns a copy of one number per environment, float32 `[B]`.
 
     Raises:
-      UserError: If they are no numbers, or not one of each environment.
+      UserError: If they are not numbers, or not one per environment.
     """
     return _batch(thing, values, num_envs, "biuf", "numbers").astype(np.float32)
 
 
 def flags(thing: str, values: Any, num_envs: int) -> np.ndarray:
-    """Returns one flag of each environment, bool `[B]`, a copy.
+    """Returns a copy of one flag per environment, bool `[B]`.
 
     Raises:
-      UserError: If they are no bools, or not one of each environment.
+      UserError: If they are not bools, or not one per environment.
     """
     return _batch(thing, values, num_envs, "b", "bools").astype(bool)
 
@@ -148,7 +148,7 @@ def set_row(batch: Nest, index: int, value: Any) -> None:
 
 
 def mask_spec(name: str, action_spec: Nest) -> Nest:
-    """Returns the nest of specs of the action mask of an action: bool, True for what is valid.
+    """Returns the nest of specs of an action's mask: bool, True for valid choices.
 
     `[A]` of a Discrete action, `[K, max(nvec)]` of a MultiDiscrete, the shape of a MultiBinary;
     see `tfrl.distributions.ActionDistribution.build`.
@@ -179,7 +179,7 @@ def mask_spec(name: str, action_spec: Nest) -> Nest:
 
 
 def positional(spec: Nest, arguments: Any) -> Any:
-    """Gives the items of Tuple spaces, which `info` can hold only by name, their places back."""
+    """Restores the tuples of Tuple spaces, whose items `info` holds by name."""
     if isinstance(spec, Mapping):
         return {k: positional(s, arguments[k]) for k, s in spec.items()}
     if isinstance(spec, tuple):
@@ -189,10 +189,10 @@ def positional(spec: Nest, arguments: Any) -> Any:
 
 
 def check_dtypes(thing: str, spec: Nest, batch: Any) -> None:
-    """Raises a UserError where casting a batch to its spec would lose what is in it.
+    """Raises a UserError if casting a batch to its spec would lose values.
 
     Args:
-      thing: What the batch is, for messages.
+      thing: Name of the batch in messages.
       spec: The nest of specs of one value.
       batch: The nest of arrays `[B, ...]`.
     """

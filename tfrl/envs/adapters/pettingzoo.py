@@ -20,30 +20,30 @@ from tfrl.types import EnvState, Nest
 
 
 class ParallelCopies:
-    """The copies and what they showed last; it changes with every call.
+    """Copies of an environment with their last observations; mutable.
 
-    Each call of a row raises the row's token. A step brings the token that its state was made with,
-    so that a state that the copies have left behind is found out.
+    Each call of a row increments the row's token. A step passes the token of its state, so that a
+    stale state is detected.
 
     Attributes:
       name: The environment's id, for messages.
-      num_envs: How many copies (B).
+      num_envs: Number of copies (B).
       agent_ids: The `possible_agents`.
       obs_spec: `{agent_id: nest of specs}`.
       action_spec: `{agent_id: nest of specs}`.
-      max_cycles: The steps after which the environment truncates by itself, or None.
+      max_cycles: The environment's own time limit in steps, or None.
     """
 
     def __init__(
         self, name: str, make: Callable[..., Any], options: Mapping[str, Any], num_envs: int
     ):
-        """Makes the copies.
+        """Creates the copies.
 
         Args:
           name: The environment's id.
-          make: `make(**options)` gives a parallel environment.
+          make: `make(**options)` returns a parallel environment.
           options: Its arguments.
-          num_envs: How many copies.
+          num_envs: Number of copies.
         """
         self.name, self.num_envs = name, num_envs
         self._make, self._options = make, dict(options)
@@ -56,7 +56,7 @@ class ParallelCopies:
         self._running = RunningCall(name)
         self._seeds, self._steps = [0] * num_envs, [0] * num_envs
         self._tokens = np.zeros(num_envs, np.int64)
-        self._over_at = np.zeros(num_envs, np.int64)  # the token with which an episode ended
+        self._over_at = np.zeros(num_envs, np.int64)  # the token at the end of an episode
         self._live: list[set[str]] = [set() for _ in range(num_envs)]
         self._obs = {
             a: tf.nest.map_structure(
@@ -66,11 +66,11 @@ class ParallelCopies:
         }
 
     def resized(self, num_envs: int) -> "ParallelCopies":
-        """Returns other copies of the same environment."""
+        """Returns new copies of the same environment."""
         return ParallelCopies(self.name, self._make, self._options, num_envs)
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray) -> Nest:
-        """Starts episodes in the rows [B] with their seeds [B]; returns the nest of a state."""
+        """Starts episodes in rows [B] with seeds [B]; returns the nest of a state."""
         record = self._record()
         for i in np.flatnonzero(rows):
             seed = int(seeds[i])
@@ -92,7 +92,7 @@ class ParallelCopies:
         """Steps the copies whose episodes are not over; returns the nest of a state.
 
         Args:
-          tokens: int64 [B], of the state to step from.
+          tokens: int64 [B], the tokens of the state to step from.
           *actions: The leaves of all agents' actions [B, ...], agent after agent.
         """
         self._check(tokens)
@@ -105,7 +105,7 @@ class ParallelCopies:
             was_live = bool(self._live[i])
             if was_live:
                 self._step_row(i, by_agent, record)
-            else:  # over, until it is reset
+            else:  # ended, until a reset
                 record["ends"]["termination"][i] = True
             ended_now = was_live and not self._live[i]
             self._tokens[i] += 1
@@ -132,7 +132,7 @@ class ParallelCopies:
             ends["termination"][i] = not all(truncations.get(a, False) for a in row)
 
     def _stepped(self, i: int, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Steps a copy; returns observations, and rewards and ends of the right types."""
+        """Steps a copy; returns observations, rewards and end flags of the right types."""
         self._steps[i] += 1
         place = f"environment {i}, step {self._steps[i]}"
         try:
@@ -154,7 +154,7 @@ class ParallelCopies:
         return obs, paid, terminations, truncations
 
     def render(self, index: int) -> np.ndarray:
-        """Draws a copy.
+        """Renders a copy.
 
         Raises:
           NotImplementedError: Without render_mode='rgb_array'.
@@ -178,7 +178,7 @@ class ParallelCopies:
         return tf.nest.map_structure(lambda x: x.item() if x.ndim == 0 else x, packed)
 
     def _see(self, i: int, obs: Mapping[str, Nest]) -> None:
-        """Keeps what the agents of a copy see; one that sees nothing keeps what it saw."""
+        """Stores the observations of a copy's agents; a missing one keeps its last value."""
         for a, value in obs.items():
             stored = tf.nest.flatten(self._obs[a])
             for array, x in zip(stored, tf.nest.flatten(value), strict=True):
@@ -192,7 +192,7 @@ class ParallelCopies:
                     )
 
     def _check(self, tokens: np.ndarray) -> None:
-        # A row that is over may stay at the state of its end while others go on.
+        # An ended row may stay in its final state while others continue.
         live = np.array([bool(agents) for agents in self._live])
         stale = np.where(live, tokens != self._tokens, tokens < self._over_at).nonzero()[0]
         if stale.size:
@@ -205,7 +205,7 @@ class ParallelCopies:
             )
 
     def _record(self) -> Nest:
-        """The results of no step, to be filled in."""
+        """Empty results of a step, to be filled in."""
         no = lambda: np.zeros(self.num_envs, bool)  # noqa: E731
         return {
             "reward": {a: np.zeros(self.num_envs, np.float32) for a in self.agent_ids},
@@ -222,14 +222,14 @@ class ParallelCopies:
 class PettingZoo(MultiAgentEnv):
     """Steps copies of a PettingZoo parallel environment by calls from the graph to the host.
 
-    It behaves as any other environment with several agents, but for what the host does not allow:
+    It behaves like other multi-agent environments, with two limits of host environments:
 
-    * XLA cannot compile it: give compile='graph' to what steps it. One process, one replica.
-    * A snapshot or a checkpoint does not hold the copies' state, and cannot rewind them: a step
-      from an older state, or from one of another process, is an error. Go on from a new `reset`.
+    * XLA cannot compile it: use compile='graph'. It supports one process with one replica.
+    * Snapshots and checkpoints do not hold the copies' state and cannot rewind them: a step from an
+      older state, or from another process's state, is an error. Continue with a new `reset`.
 
-    An agent is shown its last observation again after its end. Copy i is seeded at each reset by a
-    number drawn for it from the key.
+    After its end, an agent's observation stays the last one. At each reset, copy i gets a seed
+    drawn from the key.
 
     Source: https://pettingzoo.farama.org/api/parallel/.
 
@@ -257,11 +257,11 @@ class PettingZoo(MultiAgentEnv):
 
     @property
     def num_envs(self) -> int:
-        """How many copies there are."""
+        """Number of copies."""
         return self.copies.num_envs
 
     def with_num_envs(self, num_envs: int) -> Env:
-        """Returns an environment of as many new copies."""
+        """Returns an environment with this number of new copies."""
         return PettingZoo(copies=self.copies.resized(num_envs))
 
     def reset(self, key: tf.Tensor | host.RowsKey) -> EnvState:
@@ -280,7 +280,7 @@ class PettingZoo(MultiAgentEnv):
         return self._call(self.copies.step, [state.env_state["token"], *actions])
 
     def _call(self, fn: Callable[..., Any], inputs: list[tf.Tensor]) -> EnvState:
-        """Calls the host; the flat arrays that come back become a state."""
+        """Calls the host, and packs the returned flat arrays into a state."""
         size, ids = self.num_envs, self.agent_ids
         flag = specs.TensorSpec([size], tf.bool)
         form = {
@@ -303,7 +303,7 @@ class PettingZoo(MultiAgentEnv):
                 for x, s in zip(outputs, leaves, strict=True)
             ]
 
-        # Stateful: such calls run once each, in the order in which they were traced.
+        # Stateful calls run once each, in tracing order.
         values = tf.numpy_function(on_the_host, inputs, [s.dtype for s in leaves], stateful=True)
         values = [tf.ensure_shape(v, s.shape) for v, s in zip(values, leaves, strict=True)]
         got = tf.nest.pack_sequence_as(form, values)
@@ -317,7 +317,7 @@ class PettingZoo(MultiAgentEnv):
         )
 
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
-        """Draws copy `index` as it is now; with the argument render_mode='rgb_array' only."""
+        """Renders copy `index`; needs the argument render_mode='rgb_array'."""
         return self.copies.render(index)
 
 
@@ -351,16 +351,16 @@ def make_pettingzoo(
 
     Args:
       task: The path of a module with a function `parallel_env`.
-      num_envs: How many copies.
+      num_envs: Number of copies.
       autoreset: Any mode but SAME_STEP_CACHED.
-      max_episode_steps: As of `make_env`; the task's own limit is its `max_cycles`, if it has it.
-      wrappers: Below the autoreset.
-      outer_wrappers: Above the autoreset.
+      max_episode_steps: See `make_env`; the task's own limit is its `max_cycles`, if any.
+      wrappers: Inside the autoreset.
+      outer_wrappers: Outside the autoreset.
       **kwargs: Arguments of `parallel_env`.
 
     Raises:
-      UserError: If the extra `multiagent` is not installed, the module is no parallel environment,
-        refuses the arguments, or cannot do what the mode asks.
+      UserError: If the extra `multiagent` is not installed, the module has no parallel environment,
+        refuses the arguments, or does not support the mode.
     """
     name = f"pettingzoo:{task}"
     extras.require("pettingzoo", "multiagent")

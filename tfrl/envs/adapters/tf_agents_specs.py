@@ -1,4 +1,4 @@
-"""Specs and observations of TF-Agents, as specs and plain nests of this library."""
+"""Converts specs and observations of TF-Agents to tfrl's specs and plain nests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from tfrl.envs.adapters import host_spaces
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-_MOST_CHOICES = 2**31  # a number that is bounded wider than that is no choice
+_MOST_CHOICES = 2**31  # integers with wider bounds are no choices
 
 Splitter = Callable[[Nest], tuple[Nest, Nest]]
 
 
 def plain(nest: Nest) -> Nest:
-    """Returns a nest of dicts and tuples only: lists and namedtuples become tuples."""
+    """Returns a nest of dicts and tuples: lists and namedtuples become tuples."""
     if isinstance(nest, Mapping):
         return {k: plain(v) for k, v in nest.items()}
     if isinstance(nest, tuple | list):
@@ -27,10 +27,10 @@ def plain(nest: Nest) -> Nest:
 
 
 def from_tf_agents_spec(name: str, kind: str, spec: Nest) -> Nest:
-    """Turns a nest of TF-Agents' array or tensor specs into one of this library.
+    """Converts a nest of TF-Agents' array or tensor specs to tfrl's specs.
 
-    Float bounds at the ends of the dtype, which stand for infinite ones there, become infinite; a
-    bounded integer scalar is a `DiscreteSpec`; a bounded integer array is, as an action, a
+    Float bounds at the limits of the dtype become infinite, as TF-Agents means them; a bounded
+    integer scalar is a `DiscreteSpec`; a bounded integer array is, as an action, a
     `MultiDiscreteSpec`, or a `BinarySpec` where it is int8 of 0 and 1.
 
     Args:
@@ -39,9 +39,10 @@ def from_tf_agents_spec(name: str, kind: str, spec: Nest) -> Nest:
       spec: ArraySpecs, BoundedArraySpecs, TensorSpecs, in dicts, tuples and lists.
 
     Raises:
-      UserError: For a leaf that is no such spec, has an open shape or is no number; with its path.
+      UserError: For a leaf of another type, with unknown dimensions or without numbers; with its
+        path.
     """
-    # `struct.paths` goes through the same leaves in the same order as `tf.nest`.
+    # `struct.paths` yields the same leaves in the same order as `tf.nest`.
     found = struct.paths(plain(spec))
     leaves = [_leaf(f"{kind} spec {path} of {name}", kind, leaf) for path, leaf in found.items()]
     return tf.nest.pack_sequence_as(plain(spec), leaves)
@@ -61,7 +62,7 @@ def _leaf(thing: str, kind: str, spec: Any) -> tf.TensorSpec:
     if dtype.is_bool:
         return tf.TensorSpec(shape, dtype)
     if not hasattr(spec, "minimum"):
-        # Frames are told from other arrays by their bounds.
+        # Bounds distinguish frames from other arrays.
         return _frame(shape) if dtype == tf.uint8 else tf.TensorSpec(shape, dtype)
     low, high = np.asarray(spec.minimum), np.asarray(spec.maximum)
     if dtype.is_floating:
@@ -95,7 +96,7 @@ def _integer(
 
 
 def check_reward_spec(name: str, spec: Nest) -> None:
-    """Raises a UserError where an environment pays anything but one number."""
+    """Raises a UserError unless the reward is one number."""
     leaf = spec if hasattr(spec, "shape") else None
     if leaf is None or tf.TensorShape(leaf.shape).rank != 0:
         raise UserError(
@@ -107,10 +108,10 @@ def check_reward_spec(name: str, spec: Nest) -> None:
 
 
 class MaskReader:
-    """Finds the action mask in observations, and puts it where this library looks for it.
+    """Moves the action mask in observations to tfrl's place for it.
 
     Attributes:
-      obs_spec: The nest of specs of what `read` returns.
+      obs_spec: The nest of specs of the result of `read`.
     """
 
     def __init__(self, name: str, action_mask: str | Splitter, seen: Nest, action_spec: Nest):
@@ -124,8 +125,8 @@ class MaskReader:
           action_spec: The nest of specs of one action.
 
         Raises:
-          UserError: For a path that is not in the observation, and a mask of another shape than
-            the actions have.
+          UserError: For a path missing in the observation, and a mask whose shape does not match
+            the actions.
         """
         self._thing = f"action_mask of {name}"
         given = action_mask
@@ -170,7 +171,7 @@ def _items(nest: Nest) -> Mapping[str, Nest]:
 
 
 def _part(nest: Nest, path: Sequence[str]) -> tuple[Nest, Nest]:
-    """Takes out what is at a path; a level where one item is left becomes that item."""
+    """Removes the part at a path; a level with one remaining item becomes that item."""
     items = dict(_items(nest))
     part = items.pop(path[0])
     if len(path) > 1:

@@ -23,7 +23,7 @@ DYNAMICS = ("book", "nips")
 
 @struct.dataclass
 class AcrobotState(struct.Struct):
-    """What an acrobot carries.
+    """The state of an acrobot.
 
     Attributes:
       physics: float32 [B, 4]: the upper link's angle (rad, 0 hangs down), the lower one's against

@@ -29,8 +29,8 @@ class Catch(Env):
 
     Attributes:
       num_envs: B.
-      rows: Of the board; an episode takes rows - 1 steps.
-      columns: Of the board.
+      rows: Rows of the board; an episode takes rows - 1 steps.
+      columns: Columns of the board.
     """
 
     num_envs: int = 1
@@ -83,7 +83,7 @@ class Catch(Env):
     def _observe(self, row: tf.Tensor, ball: tf.Tensor, paddle: tf.Tensor) -> tf.Tensor:
         size = self.rows * self.columns
         bottom = (self.rows - 1) * self.columns
-        # Of a place below the board, after the end, one_hot makes zeros.
+        # After the end, one_hot gives zeros for a place below the board.
         board = tf.maximum(
             tf.one_hot(row * self.columns + ball, size), tf.one_hot(bottom + paddle, size)
         )

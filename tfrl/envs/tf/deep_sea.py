@@ -21,8 +21,8 @@ class DeepSea(Env):
 
     A test of exploration. Each step sinks one row, and moves one column to the right or to the
     left, not beyond the walls. Which of the two actions is "right" differs from cell to cell. A
-    move to the right costs unscaled_move_cost / size; one from the last column, which only a path
-    always to the right reaches in time, is paid 1. The episode terminates after `size` steps.
+    move to the right costs unscaled_move_cost / size; one from the last column, which only constant
+    moves to the right reach in time, is paid 1. The episode terminates after `size` steps.
 
     If not deterministic, a move to the right stays in its column with probability 1 / size (and is
     paid and costs as if it had not), and standard normal noise is added to the reward of the step
@@ -33,9 +33,9 @@ class DeepSea(Env):
 
       J = (1 - d)^(size - 1) - unscaled_move_cost / size * sum_{k < size} (1 - d)^k
 
-    (who has been held back once goes left from there, which costs nothing), 0.99 by default.
-    bsuite's figure for the stochastic version charges all moves, (1 - d)^(size - 1) -
-    unscaled_move_cost, which is a little less.
+    (an agent that was held back once goes left from there at no cost), 0.99 by default. bsuite's
+    figure for the stochastic version charges all moves, (1 - d)^(size - 1) - unscaled_move_cost,
+    which is a little less.
 
     Source: Osband et al. (2019), "Deep Exploration via Randomized Value Functions",
     https://arxiv.org/abs/1703.07608, and Osband et al. (2020), https://arxiv.org/abs/1908.03568;
@@ -45,7 +45,7 @@ class DeepSea(Env):
       num_envs: B.
       size: Rows and columns of the square.
       deterministic: Whether every move succeeds and rewards have no noise.
-      unscaled_move_cost: What all moves to the right of an episode cost together.
+      unscaled_move_cost: Total cost of an episode's moves to the right.
       mapping_seed: Draws which action is "right" in which cell, as bsuite does from this seed; None
         makes it 1 in every cell, bsuite's `randomize_actions=False`.
     """
@@ -97,7 +97,7 @@ class DeepSea(Env):
         """Sinks one row; `action` is an integer [B]."""
         game, last = state.env_state, self.size - 1
         row, column = game["row"], game["column"]
-        # A step after the end, below the square, reads the last cell: it does not count.
+        # A step after the end, below the square, reads the last cell, without effect.
         cell = tf.minimum(row * self.size + column, self.size * self.size - 1)
         right = tf.equal(tf.cast(action, tf.int32), tf.gather(self.action_mapping.ravel(), cell))
         treasure = tf.cast(right & tf.equal(column, last), tf.float32)
@@ -120,14 +120,14 @@ class DeepSea(Env):
         )
 
     def _chance(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Who is held back (bool [B]), the noise (float32 [B]), and the keys of the next step."""
+        """Held-back environments (bool [B]), noise (float32 [B]), and the next step's keys."""
         # One draw for the batch: the sum of all keys changes with every step and every reset.
         wind, noise = tf.unstack(seeding.split(tf.reduce_sum(keys, axis=0)))
         held = seeding.uniform(wind, [self.num_envs]) < 1.0 / self.size
         return held, seeding.normal(noise, [self.num_envs]), keys + [1, 0]
 
     def _observe(self, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
-        # Of a cell below the square one_hot makes zeros.
+        # one_hot gives zeros for a cell below the square.
         board = tf.one_hot(row * self.size + column, self.size * self.size)
         return tf.reshape(board, [self.num_envs, self.size, self.size])
 

@@ -55,18 +55,18 @@ class FourRooms(Env):
     """Walks through four rooms to a goal, up (0), right (1), down (2) or left (3); a bare task.
 
     The map has 13 x 13 cells, counted (row, column) from the top left, with walls around and
-    between four rooms, and four hallways: (3, 6), (6, 2), (7, 9) and (10, 6). A move goes the way
-    that was chosen with probability `success_prob`, and each of the other three ways with a third
-    of the rest. Where a wall is in the way the agent stays. Arriving at the goal is paid 1 and
-    terminates the episode; all other rewards are 0.
+    between four rooms, and four hallways: (3, 6), (6, 2), (7, 9) and (10, 6). A move goes in the
+    chosen direction with probability `success_prob`, and in each of the other three with a third of
+    the rest. A wall stops a move. Reaching the goal has reward 1 and terminates the episode; all
+    other rewards are 0.
 
     The observation is float32 [B, 4]: row and column of the agent, then of the goal, each as
     (index - 6) / 5 in [-1, 1]. With `image` it is float32 [B, 13, 13, 3] instead, 0 or 1: walls,
     the agent, the goal.
 
-    Map, moves and their odds are the paper's; goal, starts and limit (500 steps) are those of
-    gymnax's FourRooms-misc, except that here starts are random by default and never at the goal.
-    Ours are the observations: gymnax gives the indices as they are, and an image without the goal.
+    Map, moves and their probabilities follow the paper; goal, starts and limit (500 steps) follow
+    gymnax's FourRooms-misc, but starts are random by default and never at the goal. The
+    observations differ: gymnax gives the plain indices, and an image without the goal.
 
     Source: Sutton, Precup and Singh (1999), "Between MDPs and semi-MDPs", the rooms example,
     https://doi.org/10.1016/S0004-3702(99)00052-1;
@@ -74,7 +74,7 @@ class FourRooms(Env):
 
     Attributes:
       num_envs: B.
-      success_prob: Of going the way that was chosen.
+      success_prob: Probability that a move goes in the chosen direction.
       start: (row, column); None draws it at each reset, any open cell but the goal.
       goal: (row, column); None draws it at each reset, any open cell but the start.
       image: Observe an image instead of positions.
@@ -155,7 +155,7 @@ class FourRooms(Env):
         )
 
     def _turn(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """By how many quarters the move goes astray, int32 [B], and the keys of the next step."""
+        """The move's deviation in quarter turns, int32 [B], and the next step's keys."""
         # One draw for the batch: the sum of all keys changes with every step and every reset.
         u = seeding.uniform(tf.reduce_sum(keys, axis=0), [self.num_envs, 1])
         third = (1.0 - self.success_prob) / 3
@@ -165,7 +165,7 @@ class FourRooms(Env):
     def _observe(self, cell: tf.Tensor, goal: tf.Tensor) -> tf.Tensor:
         if not self.image:
             return tf.concat([tf.gather(_PLACES, cell), tf.gather(_PLACES, goal)], axis=-1)
-        # Flat images: a cell's channels are neighbours, and no one stands in a wall.
+        # Flat images: a cell's channels are neighbours, and agents are never in a wall.
         agent, target = (
             tf.one_hot(3 * tf.gather(_FLAT, c) + channel, _IMAGE.size)
             for channel, c in ((1, cell), (2, goal))

@@ -1,4 +1,4 @@
-"""Pictures of grids: one coloured square a cell."""
+"""Images of grids: one coloured square per cell."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Masked: of many actions few are valid, others at every step, and one of these is right."""
+"""Masked: few of many actions are valid, different ones at each step, and one is right."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,31 +13,29 @@ MAX_EPISODE_STEPS = 1000  # no episode is longer: it ends after `length` steps
 
 @struct.logic_dataclass
 class Masked(Env):
-    """Takes the first or the last of the valid actions, as a sign says; a bare task.
+    """Rewards the first or last of the valid actions, depending on a sign; a bare task.
 
-    At every state exactly `num_valid` of the `num_actions` actions are valid, drawn anew each time,
-    uniformly and independently of all that came before: by default 2 of 20, so that 9 of 10 are
-    invalid. Which ones, `info["action_mask"]` says, bool [B, num_actions], after a reset and after
-    a step alike. The observation, float32 [B, 2], does not: it is a sign, drawn as well, and the
-    part of the episode that is over. The right action is the valid one of the lowest number if the
-    sign is -1, and of the highest if it is 1.
+    At every state exactly `num_valid` of the `num_actions` actions are valid, drawn uniformly and
+    independently each time: by default 2 of 20, so that 9 of 10 are invalid. `info["action_mask"]`,
+    bool [B, num_actions], has the mask after resets and steps. The observation, float32 [B, 2],
+    lacks it: it has a random sign and the elapsed fraction of the episode. The right action is the
+    valid one with the lowest number if the sign is -1, and with the highest if it is 1.
 
-    The reward is 1 for the right action and 0 for another valid one. An invalid action is paid -1
-    and terminates the episode; `info["invalid_action"]`, bool [B], tells of it. Otherwise an
+    The reward is 1 for the right action and 0 for another valid one. An invalid action has reward
+    -1 and terminates the episode; `info["invalid_action"]`, bool [B], reports it. Otherwise an
     episode terminates after `length` steps, so that the best return is `length`.
 
-    Neither part is enough on its own. A policy that knows the mask but not the sign is right with
-    probability 1 / 2 at best. One that knows the sign but not the mask takes an invalid action with
-    probability 1 - num_valid / num_actions at each step, whatever it does. With the mask on its
-    logits a policy has to learn one thing only: logits that rise with the number of the action if
+    A policy needs both parts. With the mask alone it is right with probability 1 / 2 at best. With
+    the sign alone it takes an invalid action with probability 1 - num_valid / num_actions at each
+    step. With masked logits a policy only has to learn logits that rise with the action's number if
     the sign is 1, and fall if it is -1.
 
-    The task is our own.
+    The task is tfrl's own.
 
     Attributes:
       num_envs: B.
-      num_actions: Of which most are invalid.
-      num_valid: How many are valid at a state; at least 2, so that there is a choice.
+      num_actions: Number of actions; most are invalid.
+      num_valid: Number of valid actions in a state; at least 2, for a choice.
       length: Steps of an episode.
     """
 
@@ -54,7 +52,7 @@ class Masked(Env):
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
-        """float32 [2]: the sign, -1 or 1, and the part of the episode that is over, 0 to 1."""
+        """float32 [2]: the sign, -1 or 1, and the elapsed fraction of the episode, 0 to 1."""
         return specs.BoundedTensorSpec([2], tf.float32, np.array([-1.0, 0.0], np.float32), 1.0)
 
     @property
@@ -76,7 +74,7 @@ class Masked(Env):
         won = tf.cast(tf.equal(action, game["right"]), tf.float32)
         # One draw for the batch: the sum of all keys changes with every step and every reset.
         drawn = self._draw(tf.reduce_sum(game["key"], axis=0))
-        # Beyond the end, where a step does not count, the time stays.
+        # After the end, steps do not count and the time stays.
         t = tf.minimum(game["t"] + 1, self.length)
         new = {"t": t, "key": game["key"] + [1, 0], **drawn}
         return EnvState(
@@ -92,8 +90,8 @@ class Masked(Env):
         """Draws mask (bool [B, A]), sign (int32 [B], -1 or 1) and right action (int32 [B])."""
         bits = seeding.uniform_bits(key, [self.num_envs, self.num_valid + 1], tf.int32)
         up = bits[:, 0] >= 0
-        # Floyd's sampling: number j of the k draws is one of the first A - k + j + 1 actions, or
-        # the last of these where the draw is taken already. It makes all subsets equally likely.
+        # Floyd's sampling: draw j of k is one of the first A - k + j + 1 actions, or the last of
+        # these if the draw is taken already. All subsets are equally likely.
         least = self.num_actions - self.num_valid
         mask = tf.zeros([self.num_envs, self.num_actions], tf.bool)
         valid = []
@@ -115,7 +113,7 @@ class Masked(Env):
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws the actions of environment `index`: invalid, valid, and the right one in gold.
 
-        The row below fills with the part of the episode that is over.
+        The row below shows the elapsed fraction of the episode.
         """
         game = state.env_state
         colors = grid_picture.floor(2, self.num_actions)

@@ -1,4 +1,4 @@
-"""Memory: a cue is to be named long after it was seen."""
+"""Memory: the agent must recall a cue long after its display."""
 
 from typing import Any
 
@@ -20,12 +20,11 @@ class Memory(Env):
     The observation is float32 [B, num_cues + 2], one place for each cue and two flags. The first
     one, o_0, is the one-hot cue with the first flag up; o_1 .. o_delay are empty, or with
     `distractors` show a cue drawn at random, without a flag; o_{delay + 1} has nothing but the
-    second flag up. The action there is the answer: the reward is 1 if it names the cue and 0 if
-    not, and the episode terminates. Actions before have no effect, and no reward.
+    second flag up. The action there is the answer: the reward is 1 if it names the cue, else 0, and
+    the episode terminates. Earlier actions have no effect and no reward.
 
-    So the mean return is the rate of recall. The best is 1; a policy that acts on the last
-    observation alone gets 1 / num_cues in expectation, whatever it does, because the question is
-    the same for all cues.
+    So the mean return is the rate of recall. The best is 1; a policy that only sees the last
+    observation gets 1 / num_cues in expectation, because the question is the same for all cues.
 
     Source: the memory length task of Osband et al. (2020), "Behaviour Suite for Reinforcement
     Learning", https://arxiv.org/abs/1908.03568, from which it differs: bsuite's cues are vectors of
@@ -95,10 +94,10 @@ class Memory(Env):
         )
 
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
-        """Draws what environment `index` has to remember, and how far the delay has come.
+        """Draws the cue of environment `index` and the progress of the delay.
 
-        A square for each cue, the right one in the goal's colour; below, the part of the episode
-        that is over in the agent's colour, and red once the question is put.
+        A square for each cue, the right one in the goal's colour; below, the elapsed fraction of
+        the episode in the agent's colour, red at the question.
         """
         cue, t = (int(state.env_state[n][index]) for n in ("cue", "t"))
         colors = grid_picture.floor(2, self.num_cues)

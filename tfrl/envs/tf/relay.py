@@ -1,4 +1,4 @@
-"""Relay: news of a hidden side is passed from agent to agent by where they walk."""
+"""Relay: agents pass on a hidden side by their positions."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ FLOOR, TREASURE, TRAP, SEES, FOLLOWS = (
 
 
 def draw(side: int, cells: Sequence[int], half_length: int) -> np.ndarray:
-    """Draws every lane with its ends in the colours of treasure and trap, and its agent.
+    """Draws every lane with its agent, and its ends in the colours of treasure and trap.
 
     Args:
-      side: Of the treasure, -1 for left or 1 for right.
+      side: Side of the treasure, -1 for left or 1 for right.
       cells: The agents' cells, from -half_length to half_length.
       half_length: Steps to either end.
 
@@ -53,27 +53,27 @@ LEFT, STAY, RIGHT = 0, 1, 2
 
 @struct.logic_dataclass
 class Relay(MultiAgentEnv):
-    """Three walkers seek the side of a treasure that only the first of them sees; a bare task.
+    """Three walkers seek a treasure whose side only the first one sees; a bare task.
 
-    Every agent has a lane of its own with the cells -n .. n (n is `half_length`) and starts at 0.
-    The treasure is on one side of all lanes, left or right, drawn at each reset. An agent that
+    Every agent has its own lane with the cells -n .. n (n is `half_length`) and starts at 0. The
+    treasure is on one side of all lanes, left or right, drawn at each reset. An agent that
     reaches an end of its lane is done: it is paid 1 on the treasure's side and -1 on the other, and
     every step costs `step_cost`. The environment ends with the last agent.
 
     Observations are partial, float32 [2]: the agent's own cell / n, and a signal. The signal of
     agent 0 is the side, -1 or 1; that of agent k is the cell / n of agent k - 1. So agent 0 can go
     at once, and agent k learns the side k steps later, from the first step of the one before it.
-    `info["state"]`, float32 [1 + 2 K], is all there is to know: the side, the cells / n and who
-    still walks; for a centralised critic it tells a follower's way to the treasure from the way off
-    it before the follower can.
+    `info["state"]`, float32 [1 + 2 K], is the full state: the side, the cells / n and flags of
+    active agents. From it a centralised critic knows whether a follower walks towards the treasure
+    before the follower knows.
 
-    The best expected return of agent k is that of walking straight as soon as it knows,
+    The best policy of agent k walks straight once it knows the side, with the expected return
 
       J_k = 1 - step_cost (n + k),  J = sum_k J_k
 
-    because until then the side is independent of all that it sees: whatever it does meanwhile, its
-    way to the treasure has an expected length of n (it reaches no end in less than K <= n steps),
-    and waiting pays while step_cost k < 1. With three agents, n = 3 and step_cost 0.1: J = 1.8. A
+    because before that its observations are independent of the side: its remaining way has an
+    expected length of n under any actions (it reaches no end in less than K <= n steps), and
+    waiting pays while step_cost k < 1. With three agents, n = 3 and step_cost 0.1: J = 1.8. A
     policy that ignores the signal gets at most the costs of the shortest way, -step_cost n each. A
     uniformly random walk ends on either side alike after n^2 3 / 2 steps: about -1.3 an agent.
 
@@ -81,7 +81,7 @@ class Relay(MultiAgentEnv):
       num_envs: B.
       num_agents: K.
       half_length: n, steps to either end; at least K.
-      step_cost: What a step costs an agent that still walks; below 1 / K.
+      step_cost: Cost of a step for an active agent; below 1 / K.
     """
 
     num_envs: int = 1
@@ -90,7 +90,7 @@ class Relay(MultiAgentEnv):
     step_cost: float = 0.1
 
     def __post_init__(self) -> None:
-        """Checks what the optimum rests on."""
+        """Checks the assumptions of the optimum."""
         checks.at_least("Relay.num_agents", self.num_agents, 1)
         checks.at_least("Relay.half_length", self.half_length, self.num_agents)
         if not 0 <= self.step_cost * self.num_agents < 1:
@@ -118,7 +118,7 @@ class Relay(MultiAgentEnv):
 
     @property
     def state_spec(self) -> specs.BoundedTensorSpec:
-        """float32 [1 + 2 K]: side, cells / n, and 1 for who still walks."""
+        """float32 [1 + 2 K]: side, cells / n, and 1 for active agents."""
         return specs.BoundedTensorSpec([1 + 2 * self.num_agents], tf.float32, -1.0, 1.0)
 
     def optimal_return(self) -> dict[str, float]:
@@ -128,7 +128,7 @@ class Relay(MultiAgentEnv):
         }
 
     def reset(self, key: tf.Tensor) -> EnvState:
-        """Hides the treasure; everybody stands at 0."""
+        """Draws the treasure's side; all agents start at 0."""
         side = 2 * seeding.randint(key, [self.num_envs], 0, 2) - 1  # [B]
         cell = tf.zeros([self.num_envs, self.num_agents], tf.int32)
         state = initial_state(
@@ -143,7 +143,7 @@ class Relay(MultiAgentEnv):
         return state.replace(reward={a: state.reward for a in self.agent_ids})
 
     def step(self, state: EnvState, action: dict[str, tf.Tensor]) -> EnvState:
-        """Moves those who still walk by one cell."""
+        """Moves active agents by one cell."""
         side, before = state.env_state["side"], state.env_state["cell"]
         active = tf.abs(before) < self.half_length  # [B, K]
         move = tf.cast(tf.stack([action[a] for a in self.agent_ids], axis=-1), tf.int32) - 1

@@ -1,7 +1,7 @@
-"""`AsyncEnvironmentWorker`: an environment in a process or thread of its own, restarted on faults.
+"""`AsyncEnvironmentWorker`: an environment in its own process or thread, restarted on faults.
 
-Nothing here waits: `service` handles what has arrived, `check_due` what is late. Whoever waits does
-so in the mailbox, for all workers at once, so that a restart holds up nobody else.
+Nothing here blocks: `service` handles arrived messages, `check_due` timeouts. Callers wait in the
+mailbox, for all workers at once, so that a restart does not delay other workers.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ from tfrl.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class WorkerLimits:
-    """Times in seconds, and counts.
+    """Time limits in seconds, and restart counts.
 
     Attributes:
-      start_timeout: To start a process, import, and make the environment.
+      start_timeout: To start a process, import, and create the environment.
       reset_timeout: For a reset of the environment.
       step_timeout: For a step of the environment.
-      cleanup_time: To close the environments; then they are killed.
-      max_restarts: How often one worker may be restarted after it died or hung.
-      backoff: Wait before a restart; doubled at every restart without a complete episode between.
+      cleanup_time: To close the environments before they are killed.
+      max_restarts: Maximum number of restarts of one worker that died or hung.
+      backoff: Wait before a restart; doubles at every restart without a complete episode between.
       max_backoff: The longest wait.
     """
 
@@ -61,7 +61,7 @@ class WorkerLimits:
                 checks.number(name, value, 0, closed=not field.name.endswith("_timeout"))
 
     def wait(self, restarts: int) -> float:
-        """Returns the seconds to wait before a restart that follows `restarts` others."""
+        """Returns the seconds to wait before a restart, after `restarts` others."""
         return min(self.max_backoff, self.backoff * 2.0 ** min(restarts, 60))
 
 
@@ -76,7 +76,7 @@ class Restarts:
     """
 
     def __init__(self, worker_id: int, limits: WorkerLimits):
-        """Begins with none."""
+        """Starts without faults."""
         self.total = 0
         self._worker_id = worker_id
         self._limits = limits
@@ -90,8 +90,8 @@ class Restarts:
           reason: What happened, for the log and the final error.
 
         Returns:
-          The seconds to wait before the restart, or the error if there are too many. After that
-          the count begins anew, for callers that reset the worker all the same.
+          The seconds to wait before the restart, or the error if there are too many. The error
+          resets the count, so that a caller may reset the worker again.
         """
         limits = self._limits
         self._reasons.append(reason)
@@ -108,12 +108,12 @@ class Restarts:
         return wait
 
     def recovered(self) -> None:
-        """Hears of a complete episode: the next wait is the shortest again."""
+        """Resets the wait after a complete episode."""
         self._in_a_row = 0
 
 
 _LOG = logging.getLogger(__name__)
-# How long a process whose channel has ended may take to have an exit code.
+# Time limit for the exit code of a process after its channel has ended.
 _EXIT_SECONDS = 0.1
 
 
@@ -124,17 +124,17 @@ class _Status(enum.Enum):
 
 
 class AsyncEnvironmentWorker(EnvironmentWorker):
-    """Runs one environment in a process or a thread, and replaces it when it dies or hangs.
+    """Runs one environment in a process or thread, and replaces it after a crash or hang.
 
-    `reset` begins, `get_state` waits for the next state, `send_action` answers it; see
-    `WorkerState` for what arrives. After an episode's last state the worker resets by itself.
+    `reset` starts an episode, `get_state` waits for the next `WorkerState`, `send_action` answers
+    it. After an episode's last state the worker resets by itself.
 
-    A process that dies, or an environment that does not answer in time, is killed and replaced
-    after a wait. The episode that was lost so ends in a state with `truncated` and `lost`. A thread
-    cannot be killed: one that hangs is left to itself (it ends when its environment returns, and is
-    counted in `abandoned_threads`), and what kills a thread's environment in native code kills the
-    whole program. An exception of the environment's own is no such fault: it is raised by
-    `get_state`, and the worker stands still until the next `reset`, which makes a new environment.
+    A process that dies or times out is killed and replaced after a wait. Its episode ends with a
+    state with `truncated` and `lost`. Threads cannot be killed: a hanging thread is abandoned (it
+    ends when its environment returns, and `abandoned_threads` counts it), and a native crash of a
+    thread's environment ends the whole program. An exception of the environment causes no restart:
+    `get_state` raises it, and the worker stops until the next `reset`, which creates a new
+    environment.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         limits: WorkerLimits | None = None,
         mailbox: Mailbox | None = None,
     ):
-        """Starts the process or thread, which makes the environment.
+        """Starts the process or thread, which creates the environment.
 
         Args:
           env_factory: Returns a gymnasium.Env. It may be a lambda or a local function.
@@ -157,13 +157,13 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
           mode: `process` (a fresh Python without TensorFlow, unless the factory's own module
             imports it) or `thread`.
           seed: The seed of an episode is `episode_seed(seed, worker_id, episode)`.
-          max_episode_steps: Episodes are truncated there, beside the environment's own limit.
+          max_episode_steps: Time limit in steps, besides the environment's own.
           first_episode: The number of the first episode; a resumed run's `next_episode`.
           limits: Timeouts and restarts.
-          mailbox: Where states arrive; its own if None. A pool's workers share one.
+          mailbox: Receives the states; a new one if None. A pool's workers share one.
 
         Raises:
-          UserError: For arguments that do not fit, or a factory that cannot be pickled.
+          UserError: For invalid arguments, or a factory that cannot be pickled.
         """
         self.limits = limits or WorkerLimits()
         self.abandoned_threads = 0
@@ -173,7 +173,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         process = self._mode is WorkerMode.PROCESS
         self._payload = hosts.pickled(env_factory) if process else b""
         self._restarts = Restarts(worker_id, self.limits)
-        # The episode that the environment runs or begins, and the newest state of it.
+        # The running or starting episode, and its newest state.
         self._episode = first_episode
         self._newest: WorkerState | None = None
         self._ready: Ready | None = None  # of the running process or thread
@@ -182,16 +182,16 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         self.due: float | None = None
         self._start()
 
-    # What the caller uses.
+    # The caller's interface.
 
     def reset(self, generation: int | None = None) -> None:
-        """See the base class; a worker that stands still after an error is started again."""
+        """See the base class; restarts a worker that stopped after an error."""
         self._mailbox.check_open()
         self._mailbox.raise_faults()
         self._protocol.begin(check_generation(generation, self.generation))
         self._newest = None
         if self._status is _Status.FAILED:
-            # Its environment is being closed since the failure.
+            # Its environment is still closing after the failure.
             self._host.join(self.limits.cleanup_time)
             self._end_host()
             self._start()
@@ -211,17 +211,17 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         return True
 
     def close(self) -> None:
-        """Ends the process or thread: within `cleanup_time`, then by force. Twice is harmless."""
+        """Ends the process or thread, by force after `cleanup_time`; idempotent."""
         self.abandoned_threads += self._mailbox.close()
 
     @property
     def restarts(self) -> int:
-        """How often the environment was replaced because it died or hung."""
+        """Number of replacements after a crash or hang."""
         return self._restarts.total
 
     @property
     def pid(self) -> int | None:
-        """The process that runs the environment now; None for a thread, or between processes."""
+        """The environment's current process id; None for a thread, or between processes."""
         running = self._status is _Status.RUNNING and not self._mailbox.closed
         return self._host.pid if running else None
 
@@ -235,15 +235,15 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         """The environment's; waits until it is made."""
         return self._made().action_space
 
-    # What the mailbox uses.
+    # The mailbox's interface.
 
     @property
     def busy(self) -> bool:
-        """Whether a state is under way."""
+        """Whether a state is pending."""
         return self._owes
 
     def service(self) -> None:
-        """Handles what the channel can give or take now."""
+        """Reads from and writes to the channel without blocking."""
         channel = self._host.channel
         channel.flush()
         for message in channel.read():
@@ -255,12 +255,12 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._lose(None)
         else:
             if self.due is not None:
-                # Bytes came, perhaps half of a large message: it is alive.
+                # Received bytes, even part of a message, prove that it is alive.
                 self.due = time.monotonic() + self._allowed
             self._mailbox.watch(self, self._host)
 
     def check_due(self, now: float) -> None:
-        """Restarts after the wait, or gives up a worker that is late."""
+        """Restarts after the wait, or gives up a worker that timed out."""
         if self.due is None or now < self.due:
             return
         if self._status is _Status.RUNNING:
@@ -272,7 +272,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         except OSError as error:
             self._retry(f"could not be started: {error}")
 
-    # Steps of a worker's life.
+    # The worker's life cycle.
 
     def _start(self) -> None:
         self._host = hosts.start(self._mode, self._factory, self._payload, self._settings)
@@ -284,11 +284,11 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._begin()
 
     def _begin(self) -> None:
-        """Has the next episode begun."""
+        """Starts the next episode."""
         self._episode = self._protocol.next_episode
         if self._ready is not None:
             limits = self.limits
-            # First it ends what it is busy with for an older generation.
+            # It first completes its work for an older generation.
             more = max(limits.step_timeout, limits.reset_timeout) if self._owes else 0.0
             self._expect(limits.reset_timeout + more)
         self._post(Begin(self.generation, self._episode))
@@ -299,7 +299,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._mailbox.watch(self, self._host)
 
     def _expect(self, seconds: float | None) -> None:
-        """Sets how long the next message may take; None if none is awaited."""
+        """Sets the time limit of the next message; None if none is expected."""
         self._allowed = seconds or 0.0
         self.due = None if seconds is None else time.monotonic() + seconds
 
@@ -319,7 +319,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
     def _arrived(self, state: WorkerState) -> None:
         self._mailbox.put(self, state)
         if state.last:
-            # The worker goes on to its next episode by itself.
+            # The worker starts its next episode by itself.
             self._newest, self._episode = None, state.episode + 1
             self._restarts.recovered()
             self._expect(self.limits.reset_timeout)
@@ -328,7 +328,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._expect(None)
 
     def _lose(self, hang: str | None) -> None:
-        """Ends a worker that died, or that hangs in `hang`, and its episode."""
+        """Ends a worker that died or hangs in `hang`, and its episode."""
         self._mailbox.forget(self._host)
         self._end_host()
         pid = "" if self._host.pid is None else f" {self._host.pid}"
@@ -340,7 +340,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         self._retry(f"{self._mode.value}{pid} {hang or self._host.end}")
 
     def _retry(self, reason: str) -> None:
-        """Has the worker started again after a wait, or gives it up."""
+        """Schedules the worker's restart, or gives it up."""
         self._newest = None
         wait = self._restarts.fault(reason)
         if isinstance(wait, WorkerError):
@@ -350,7 +350,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         self._expect(wait)
 
     def _fail(self, error: WorkerError) -> None:
-        """Stands still until the next reset, and has the caller told."""
+        """Stops until the next reset, and reports the error to the caller."""
         self._protocol.stop()
         self._status, self._newest, self._owes = _Status.FAILED, None, False
         self._expect(None)

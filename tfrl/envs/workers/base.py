@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous worker share: the caller's side of one environment."""
+"""The base of synchronous and asynchronous workers: the caller's side of one environment."""
 
 import abc
 import os
@@ -20,21 +20,21 @@ class EpisodeProtocol:
     """The caller's view of one worker.
 
     Attributes:
-      generation: The running one, from 1; 0 before the first reset.
-      next_episode: The number of the episode that a reset would begin: the one after the last
-        episode of which the caller has seen a state, or which ended in a fault. So a run's seeds
-        do not depend on how far workers were ahead when it was reset or stopped.
+      generation: The current generation, from 1; 0 before the first reset.
+      next_episode: The number of the next reset's episode. It follows the last episode that
+        delivered a state to the caller or ended in a fault, so that a run's seeds do not depend on
+        how far workers were ahead at a reset or stop.
     """
 
     def __init__(self, worker_id: int, first_episode: int):
-        """Begins before the first reset."""
+        """Starts before the first reset."""
         self.worker_id = worker_id
         self.generation = 0
         self.next_episode = first_episode
         self._awaiting: WorkerState | None = None
 
     def begin(self, generation: int) -> None:
-        """Starts a generation: the caller has no state of it yet."""
+        """Starts a generation, of which the caller has no state yet."""
         self.generation = generation
         self._awaiting = None
 
@@ -44,18 +44,18 @@ class EpisodeProtocol:
         self._awaiting = None if state.last else state
 
     def failed(self, episode: int) -> None:
-        """Hears that an episode ended in a fault: its seed is not tried again."""
+        """Records that an episode ended in a fault; its seed is not tried again."""
         self.next_episode = max(self.next_episode, episode + 1)
 
     def stop(self) -> None:
-        """Hears that no action is awaited any more."""
+        """Records that no action is expected any more."""
         self._awaiting = None
 
     def take(self, generation: int | None) -> WorkerState | None:
-        """Returns the state that an action of the caller's is for; None for an old generation's.
+        """Returns the state that an action answers; None for an old generation.
 
         Args:
-          generation: That of the state for which the caller chose the action, or None.
+          generation: The generation of the answered state, or None.
 
         Raises:
           UserError: The worker awaits no action.
@@ -75,10 +75,10 @@ class EpisodeProtocol:
 
 
 def asks_for_reset(action: Any) -> bool:
-    """Whether an action is the word "reset", which begins a new episode.
+    """Whether an action is the word "reset", which starts a new episode.
 
     Raises:
-      UserError: For "close", which ends nothing here.
+      UserError: For "close", which is not supported.
     """
     if isinstance(action, str) and action == "close":
         raise UserError(
@@ -91,7 +91,7 @@ def asks_for_reset(action: Any) -> bool:
 
 
 def check_generation(generation: int | None, current: int) -> int:
-    """Returns the number of a new generation: the given one, or that after the current one."""
+    """Returns the number of a new generation, by default the current one plus 1."""
     if generation is None:
         return current + 1
     if generation <= current:
@@ -104,11 +104,11 @@ def check_generation(generation: int | None, current: int) -> int:
 
 
 class MailboxWorker(Protocol):
-    """What a mailbox needs of a worker."""
+    """The worker interface that a mailbox uses."""
 
     @property
     def generation(self) -> int:
-        """The running generation; states of others are dropped. 0 before the first reset."""
+        """The current generation, 0 before the first reset; states of others are dropped."""
 
     @property
     def busy(self) -> bool:
@@ -133,14 +133,14 @@ Item = WorkerState | WorkerError | Work
 
 
 class Mailbox:
-    """An inbox, a selector over the workers' channels, and the processes and threads to end."""
+    """An inbox with a selector over the workers' channels; owns their processes and threads."""
 
     def __init__(self, owner: object, cleanup_time: float):
-        """Makes an empty mailbox.
+        """Creates an empty mailbox.
 
         Args:
-          owner: When it is garbage, or the interpreter exits, all hosts are ended.
-          cleanup_time: Seconds that closing may take.
+          owner: Its garbage collection, or the interpreter's exit, ends all hosts.
+          cleanup_time: Time limit of closing, in seconds.
         """
         self.hosts: set[Host] = set()
         self.closed = False
@@ -150,15 +150,15 @@ class Mailbox:
         self._shut = weakref.finalize(owner, shut, self.hosts, cleanup_time, os.getpid())
 
     def serve(self, workers: Sequence[MailboxWorker]) -> None:
-        """Sets the workers whose states arrive here."""
+        """Sets the workers of this mailbox."""
         self._workers = workers
 
     def put(self, worker: MailboxWorker, item: Item) -> None:
-        """Appends a state, an error to raise, or work whose result is the state (None: no more)."""
+        """Appends a state, an error to raise, or a function that returns the state (or None)."""
         self._inbox.append((worker, item))
 
     def absorb(self, worker: "EnvironmentWorker", other: "Mailbox") -> None:
-        """Takes over the mailbox of a worker that was alone until now.
+        """Takes over the mailbox of a worker outside a pool.
 
         Raises:
           UserError: The worker belongs to a pool already, or is closed.
@@ -180,7 +180,7 @@ class Mailbox:
         other.close()
 
     def watch(self, worker: MailboxWorker, host: Host) -> None:
-        """Waits for the channel of a host from now on; more than once is harmless."""
+        """Starts to wait for the channel of a host; idempotent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE * host.channel.unsent)
         known = self._selector.get_map().get(host.channel.fileno())
         if known is None:
@@ -189,19 +189,18 @@ class Mailbox:
             self._selector.modify(host.channel, events, worker)
 
     def forget(self, host: Host) -> None:
-        """Waits for the channel of a host no longer; before that is closed."""
+        """Stops waiting for the channel of a host, before it is closed."""
         self._selector.unregister(host.channel)
 
     def next(self, timeout: float | None) -> WorkerState | NoState:
         """Returns the next state, or why there is none.
 
         Args:
-          timeout: Seconds to wait; None for as long as workers are busy, which is bounded by their
-            own timeouts.
+          timeout: Seconds to wait; None waits while workers are busy, up to their own timeouts.
 
         Raises:
-          WorkerError: The fault of a worker, in its turn.
-          UserError: The mailbox is closed, or no episode was begun.
+          WorkerError: The fault of a worker, in order of arrival.
+          UserError: The mailbox is closed, or no episode was started.
         """
         self.check_open()
         remedy = "With 0 only what has arrived already is returned, with None it waits."
@@ -220,7 +219,7 @@ class Mailbox:
                 return state
             busy = any(worker.busy for worker in self._workers)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            # Where nobody is busy, this finds only who died while waiting for an action.
+            # If no worker is busy, this only detects deaths while waiting for an action.
             self.pump(left if busy else 0.0)
             if not self._inbox and not any(worker.busy for worker in self._workers):
                 return NoState.IDLE
@@ -239,12 +238,12 @@ class Mailbox:
         return None
 
     def pump(self, timeout: float | None) -> None:
-        """Waits until some worker can be served or is due, at most `timeout`; serves those."""
+        """Waits up to `timeout` for workers with messages or deadlines; serves them."""
         dues = [worker.due for worker in self._workers if worker.due is not None]
         if dues:
             first = max(0.0, min(dues) - time.monotonic())
             timeout = first if timeout is None else min(timeout, first)
-        # Reads come before deadlines: a caller that was away finds answers that were in time.
+        # Reads precede deadlines, so that a late caller still finds timely answers.
         for key, _ in self._selector.select(timeout):
             key.data.service()
         if dues:
@@ -254,21 +253,21 @@ class Mailbox:
                     worker.check_due(now)
 
     def raise_faults(self) -> None:
-        """Raises the first error that waits to be delivered."""
+        """Raises the first pending error."""
         for position, (_, item) in enumerate(self._inbox):
             if isinstance(item, WorkerError):
                 del self._inbox[position]
                 raise item
 
     def check_open(self) -> None:
-        """Raises a UserError where the mailbox was closed."""
+        """Raises a UserError if the mailbox is closed."""
         if self.closed:
             raise UserError(
                 "environment workers", expected="to be open", got="workers that were closed"
             )
 
     def close(self) -> int:
-        """Ends all hosts; returns how many threads could not be ended."""
+        """Ends all hosts; returns the number of threads that did not end."""
         self.closed = True
         self._selector.close()
         self._inbox.clear()
@@ -281,7 +280,7 @@ W = TypeVar("W", bound="EnvironmentWorker")
 
 
 class EnvironmentWorker(abc.ABC):
-    """One environment that is reset and stepped by messages; see the two classes that derive."""
+    """One environment that messages reset and step; see the two derived classes."""
 
     def __init__(
         self,
@@ -305,13 +304,13 @@ class EnvironmentWorker(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, generation: int | None = None) -> None:
-        """Begins a new generation: a new episode, and nothing from before it arrives any more.
+        """Starts a new generation with a new episode; drops all earlier states.
 
         Args:
-          generation: Its number; one more than the running one if None.
+          generation: Its number; by default the current one plus 1.
 
         Raises:
-          WorkerError: A fault that had not been told yet; the reset has not begun.
+          WorkerError: A fault not raised before; the reset has not started.
           UserError: The worker is closed.
         """
 
@@ -319,21 +318,21 @@ class EnvironmentWorker(abc.ABC):
         """Returns the next state, or why there is none.
 
         Args:
-          timeout: Seconds to wait. None waits as long as the worker's limits let it take.
+          timeout: Seconds to wait. None waits up to the worker's own time limits.
 
         Returns:
-          A `WorkerState`; `NoState.TIMED_OUT`; or at once `NoState.IDLE` if the worker awaits an
-          action, so that no state can arrive.
+          A `WorkerState`; `NoState.TIMED_OUT`; or at once `NoState.IDLE` if the worker waits for an
+          action.
 
         Raises:
-          WorkerError: The environment raised or returned something wrong; or it died or hung more
+          WorkerError: The environment raised or returned an invalid value, or it died or hung more
             than `max_restarts` times.
           UserError: `reset` was not called, or the worker is closed.
         """
         return self._mailbox.next(timeout)
 
     def join(self, mailbox: Mailbox) -> None:
-        """Has the states arrive in the mailbox of a pool from now on.
+        """Redirects the states to the mailbox of a pool.
 
         Raises:
           UserError: The worker belongs to a pool already, or is closed.
@@ -345,17 +344,17 @@ class EnvironmentWorker(abc.ABC):
         """Sends the action for the state that `get_state` returned last.
 
         Args:
-          action: Of the environment's action space; it is copied. The word "reset" is no action of
-            the environment's: it is `reset()`, at any time.
-          generation: That of the state for which it was chosen. An action of an older generation
-            is dropped. None: of the running one.
+          action: An element of the action space; it is copied. The word "reset" calls `reset()`
+            instead, at any time.
+          generation: The generation of the answered state, by default the current one. An action of
+            an older generation is dropped.
 
         Returns:
-          Whether it was sent. It is not where its episode is over: lost with the environment, or
-          of an older generation.
+          Whether it was sent: not if its episode was lost with the environment, or belongs to an
+          older generation.
 
         Raises:
-          UserError: The worker awaits no action, or is closed; or the word "close" was sent.
+          UserError: The worker expects no action or is closed, or the action is the word "close".
         """
         if not asks_for_reset(action):
             return self._take_action(action, generation)
@@ -366,11 +365,11 @@ class EnvironmentWorker(abc.ABC):
 
     @abc.abstractmethod
     def _take_action(self, action: Any, generation: int | None) -> bool:
-        """Sends an action of the environment's; see `send_action`."""
+        """Sends an action of the action space; see `send_action`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the environment, and its process or thread. Twice is harmless."""
+        """Ends the environment and its process or thread; idempotent."""
 
     def __enter__(self: W) -> W:
         return self
@@ -385,9 +384,9 @@ class EnvironmentWorker(abc.ABC):
 
     @property
     def next_episode(self) -> int:
-        """The number of the next episode that the caller has seen nothing of, for resuming.
+        """The number of the first episode without delivered states, for resuming.
 
-        Set it for the next reset to begin with another.
+        Set it to change the episode of the next reset.
         """
         return self._protocol.next_episode
 
@@ -397,10 +396,10 @@ class EnvironmentWorker(abc.ABC):
 
     @property
     def generation(self) -> int:
-        """The running generation; 0 before the first reset."""
+        """The current generation; 0 before the first reset."""
         return self._protocol.generation
 
-    # What the mailbox uses beside the generation.
+    # The mailbox's interface, besides the generation.
 
     due: float | None
 

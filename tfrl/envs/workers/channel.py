@@ -1,8 +1,8 @@
 """Messages over a socket pair: pickled, each after its length.
 
-Both ends belong to one user and one program, so pickle is safe here; nothing of it reaches a file.
-Protocol 5 writes arrays as they lie in memory. The child's end blocks. The pool's end never does,
-neither when a child stops in the middle of a message nor when it does not read.
+Both ends belong to one user and one program, so pickle is safe here; no pickle reaches a file.
+Protocol 5 writes arrays without conversion. The child's end blocks. The pool's end never blocks,
+even if a child stops in the middle of a message or does not read.
 """
 
 import pickle
@@ -23,9 +23,9 @@ def _framed(message: Any) -> bytes:
 
 
 class ChildChannel:
-    """The end that a worker's process or thread holds; its methods block.
+    """The end of a worker's process or thread; its methods block.
 
-    When the other end is gone, `receive` raises EOFError and `send` a ConnectionError.
+    When the other end is closed, `receive` raises EOFError and `send` a ConnectionError.
     """
 
     def __init__(self, connection: socket.socket):
@@ -36,7 +36,7 @@ class ChildChannel:
         self._poll.register(connection, select.POLLIN)
 
     def send(self, message: Any) -> None:
-        """Sends a message; raises before the first byte where it cannot be pickled."""
+        """Sends a message; a pickling error is raised before the first byte."""
         self._socket.sendall(_framed(message))
 
     def receive(self) -> Any:
@@ -45,7 +45,7 @@ class ChildChannel:
         return pickle.loads(self._exactly(length))  # nosec B301
 
     def waiting(self) -> bool:
-        """Tells whether there is something to receive, or the other end is gone."""
+        """Whether data can be received, or the other end is closed."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class PoolChannel:
     """The pool's end; no method blocks.
 
     Attributes:
-      broken: The other end is gone, and all that it sent has been read.
+      broken: The other end is closed, and all of its messages have been read.
     """
 
     def __init__(self, connection: socket.socket):
@@ -82,21 +82,21 @@ class PoolChannel:
         self.broken = False
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait for."""
+        """Returns the file descriptor to wait for."""
         return self._socket.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether posted bytes wait until the other end reads: call `flush` when writable."""
+        """Whether posted bytes are still unsent: call `flush` when writable."""
         return bool(self._outgoing)
 
     def post(self, message: Any) -> None:
-        """Sends a message, or what the other end takes of it now and keeps the rest."""
+        """Sends a message without blocking, and keeps the unsent rest."""
         self._outgoing.append(memoryview(_framed(message)))
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is unsent, as far as the other end takes it."""
+        """Sends as many of the unsent bytes as possible without blocking."""
         while self._outgoing:
             data = self._outgoing[0]
             try:
@@ -104,7 +104,7 @@ class PoolChannel:
             except BlockingIOError:
                 return
             except ConnectionError:
-                # Whoever reads learns that the other end is gone; what it sent before is kept.
+                # `read` detects the closed end; its earlier messages are kept.
                 self._outgoing.clear()
                 return
             if count == len(data):
@@ -113,7 +113,7 @@ class PoolChannel:
                 self._outgoing[0] = data[count:]
 
     def read(self) -> list[Any]:
-        """Returns the messages that have arrived whole; may set `broken`."""
+        """Returns the messages that have arrived completely; may set `broken`."""
         messages: list[Any] = []
         while True:
             try:
@@ -138,12 +138,12 @@ class PoolChannel:
                 end = start + _LENGTH.size + length
                 if end > size:
                     break
-                # The slice has no name: one that lives would keep the bytes from being cut below.
+                # The slice has no name: a live one would prevent cutting the bytes below.
                 messages.append(pickle.loads(view[start + _LENGTH.size : end]))  # nosec B301
                 start = end
         if start:
             del self._incoming[:start]
 
     def close(self) -> None:
-        """Closes this end, which the other end sees."""
+        """Closes this end, which the other end detects."""
         self._socket.close()

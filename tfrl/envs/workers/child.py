@@ -1,4 +1,4 @@
-"""What runs in a worker's process or thread: an environment that follows the pool's messages."""
+"""The worker's side of a pool: an environment that follows messages."""
 
 import ctypes
 import faulthandler
@@ -21,11 +21,11 @@ _POLL_SECONDS = 1.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes this process end when its parent does.
+    """Ends this process when its parent ends.
 
-    On Linux the kernel kills it, even where native code holds the interpreter's lock. Everywhere a
-    thread also looks once a second. The end of the pipe, on which a worker waits between steps,
-    is what it normally sees first.
+    On Linux the kernel kills it, even while native code holds the interpreter's lock. On all
+    systems a thread also checks once a second. A worker that waits between steps normally sees the
+    end of its pipe first.
 
     Args:
       parent: The parent's process id. If it is gone already, this process exits.
@@ -38,7 +38,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    # The first look also finds a parent that died before the kernel was asked.
+    # The first check also detects a parent that died before the call to the kernel.
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(1)
@@ -64,11 +64,11 @@ def main() -> None:
 
 
 def serve(channel: ChildChannel, env_factory: EnvFactory, settings: RunnerSettings) -> None:
-    """Runs an environment until the pool's end of the channel closes, or until it fails.
+    """Runs an environment until the pool closes the channel or the environment fails.
 
     Args:
       channel: To the pool; closed at the end.
-      env_factory: Makes the environment.
+      env_factory: Creates the environment.
       settings: The worker's.
     """
     runner = None
@@ -79,9 +79,9 @@ def serve(channel: ChildChannel, env_factory: EnvFactory, settings: RunnerSettin
     except EnvironmentFailed as failed:
         _send_failure(channel, failed.failure)
     except (EOFError, ConnectionError):
-        pass  # The pool is closed or gone: the usual end.
+        pass  # The pool is closed: the usual end.
     finally:
-        # First the environment: the pool waits for the channel's end or the process's.
+        # Close the environment first: the pool waits for the end of the channel or process.
         if runner is not None:
             _close(runner, settings.worker_id)
         channel.close()
@@ -93,7 +93,7 @@ def _ready(runner: EpisodeRunner) -> Ready:
 
 
 def _follow(channel: ChildChannel, runner: EpisodeRunner, settings: RunnerSettings) -> None:
-    """Obeys messages; the newest of those that wait makes the others void."""
+    """Follows messages; of several pending ones only the newest counts."""
     generation = 0
     while True:
         message = channel.receive()
@@ -128,11 +128,11 @@ def _send_failure(channel: ChildChannel, failure: Failure) -> None:
     try:
         channel.send(failure)
     except ConnectionError:
-        pass  # Nobody is left to be told.
+        pass  # The receiver is gone.
 
 
 def _close(runner: EpisodeRunner, worker_id: int) -> None:
-    """Closes the environment; an error then has nobody to go to but standard error."""
+    """Closes the environment; prints an error to standard error."""
     try:
         runner.close()
     except (Exception, SystemExit):

@@ -1,4 +1,4 @@
-"""A worker's process or thread seen from the pool: started, waited for, killed."""
+"""The pool's side of a worker's process or thread: start, wait, kill."""
 
 import json
 import os
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Launcher:
-    """Runs functions one after another in a daemon thread of its own."""
+    """Runs functions one after another in a daemon thread."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], object], Future]] = queue.SimpleQueue()
@@ -43,24 +43,24 @@ class _Launcher:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
-            # Else the last job's objects would live until the next one.
+            # Else the objects of the last job would live until the next job.
             del function, future
 
 
-# By process id: in a fork of this process the thread does not exist.
+# By process id: a fork of this process lacks the thread.
 _LAUNCHERS: dict[int, _Launcher] = {}
 _LOCK = threading.Lock()
 
 
 def in_lasting_thread(function: Callable[[], T], timeout: float = 60.0) -> T:
-    """Runs a function in the thread that lasts.
+    """Runs a function in the lasting thread.
 
     Args:
-      function: What to run.
-      timeout: Seconds to wait for it; then TimeoutError.
+      function: The function to run.
+      timeout: Seconds to wait for it before a TimeoutError.
 
     Returns:
-      What it returns; what it raises is raised.
+      Its result; its exceptions are raised.
     """
     with _LOCK:
         if os.getpid() not in _LAUNCHERS:
@@ -69,29 +69,29 @@ def in_lasting_thread(function: Callable[[], T], timeout: float = 60.0) -> T:
     return launcher.call(function, timeout)
 
 
-# A fresh interpreter, not multiprocessing's: that would import the user's main script, and with it
-# most often TensorFlow, into every worker.
+# A fresh interpreter, as multiprocessing would import the user's main script, and usually
+# TensorFlow, into every worker.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from tfrl.envs.workers import child; child.main()"
 )
-# Workers are the parallelism: without this each has a thread per core for its linear algebra.
+# One thread per worker: by default each has a thread per core for its linear algebra.
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# How long a killed process may take to be gone before it is left to the system.
+# Seconds to wait for the end of a killed process.
 _KILL_SECONDS = 5.0
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.02
 
 
 def _exited(pid: int) -> bool:
-    """Tells whether a child has exited, and leaves it to be reaped."""
+    """Whether a child has exited; does not reap it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return True  # Somebody else has reaped it.
+        return True  # Already reaped elsewhere.
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Waits until a condition holds; returns whether it does."""
+    """Waits until a condition holds; returns whether it holds."""
     deadline, nap = time.monotonic() + seconds, _FIRST_NAP
     while not condition():
         left = deadline - time.monotonic()
@@ -103,10 +103,10 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class ProcessHost:
-    """A fresh Python process that runs `child.main`, in a session and process group of its own.
+    """A fresh Python process that runs `child.main` in its own session and process group.
 
-    Ctrl-C at the terminal so reaches the pool alone, which closes its workers; and what an
-    environment starts itself is killed together with it.
+    So Ctrl-C at the terminal reaches only the pool, which closes its workers, and an environment's
+    subprocesses are killed with it.
     """
 
     leaves_threads = False
@@ -115,7 +115,7 @@ class ProcessHost:
         """Starts the process.
 
         Args:
-          pickled_factory: Of `pickled`.
+          pickled_factory: The result of `pickled`.
           settings: The worker's.
         """
         ours, theirs = socket.socketpair()
@@ -147,19 +147,19 @@ class ProcessHost:
         return self._process.pid
 
     def join(self, seconds: float) -> bool:
-        """Waits for the process to exit by itself; returns whether it has."""
+        """Waits for the process to exit by itself; returns whether it exited."""
         return self._process.returncode is not None or _wait(lambda: _exited(self.pid), seconds)
 
     def kill(self) -> None:
-        """Kills the process with all of its group, if there still is one, and reaps it."""
+        """Kills the process and its group, if still alive, and reaps it."""
         self.channel.close()
         if self._process.returncode is not None:
             return
         try:
-            # Also after its exit: as long as it is not reaped, its number is nobody else's.
+            # Safe after its exit too: an unreaped process keeps its id.
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            # The group is gone; or, on macOS, holds nothing but the exited process.
+            # The group is gone or, on macOS, holds only the exited process.
             pass
         if _wait(lambda: _exited(self.pid), _KILL_SECONDS):
             self._process.wait()
@@ -199,17 +199,17 @@ class ThreadHost:
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
-        """Waits for the thread to end; returns whether it has."""
+        """Waits for the thread to end; returns whether it ended."""
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 
     def kill(self) -> None:
-        """Leaves the thread alone: it ends when what it hangs in returns."""
+        """Abandons the thread, which ends when its hanging call returns."""
         self.channel.close()
 
     @property
     def leaves_threads(self) -> bool:
-        """Whether the thread is still there."""
+        """Whether the thread is still alive."""
         return self._thread.is_alive()
 
     @property
@@ -222,7 +222,7 @@ Host = ProcessHost | ThreadHost
 
 
 def pickled(env_factory: EnvFactory) -> bytes:
-    """Pickles a factory for processes: lambdas, local functions and the main script's too."""
+    """Pickles a factory for processes, including lambdas, local and `__main__` functions."""
     try:
         return cloudpickle.dumps(env_factory)
     except Exception as error:
@@ -244,15 +244,15 @@ def start(
 
 
 def shut(hosts: Iterable[Host], cleanup_time: float, owner: int) -> int:
-    """Ends processes and threads: all at once by closing their channels, then by force.
+    """Ends processes and threads by closing all channels at once, then by force.
 
     Args:
-      hosts: What runs.
-      cleanup_time: Seconds that all together may take to close their environments.
-      owner: The process that started them; a fork of it leaves them alone.
+      hosts: The running processes and threads.
+      cleanup_time: Total seconds for closing the environments.
+      owner: Id of the process that started them; its forks do nothing.
 
     Returns:
-      How many threads could not be ended.
+      The number of threads that did not end.
     """
     if os.getpid() != owner:
         return 0

@@ -17,7 +17,7 @@ Worker = SyncEnvironmentWorker | AsyncEnvironmentWorker
 
 
 class WorkerPool:
-    """Environments in processes or threads that step while the caller does something else.
+    """Environments in processes or threads that step concurrently with the caller.
 
     ```python
     with WorkerPool(make_env, num_workers=8) as pool:
@@ -28,9 +28,9 @@ class WorkerPool:
                 pool.send_action(choose(state.obs), state.worker_id)
     ```
 
-    An episode of n steps arrives as n + 1 states, see `WorkerState`; its worker then begins the
+    An episode of n steps arrives as n + 1 states, see `WorkerState`; its worker then starts the
     next one by itself. Workers that die or hang are replaced, see `AsyncEnvironmentWorker`. A pool
-    is for one thread at a time.
+    is not thread-safe.
     """
 
     def __init__(
@@ -49,28 +49,28 @@ class WorkerPool:
         max_restarts: int = 10,
         cleanup_time: float = 5.0,
     ):
-        """Starts the workers, which make their environments meanwhile.
+        """Starts the workers, which create their environments concurrently.
 
         Args:
           env_factory: Returns a gymnasium.Env; called in each worker. It may be a lambda or a local
-            function. Its module should not import TensorFlow: each process would too.
-          num_workers: How many environments. 0: one, run synchronously.
-          mode: `process` or `thread`; threads only where steps release the interpreter's lock, and
-            with the limits that `AsyncEnvironmentWorker` tells of.
+            function. Its module should not import TensorFlow, as each process would import it too.
+          num_workers: Number of environments. 0: one, run synchronously.
+          mode: `process` or `thread`; use threads only if steps release the interpreter's lock; see
+            `AsyncEnvironmentWorker` for their limits.
           seed: Worker w resets its episode e with `episode_seed(seed, w, e)`.
-          max_episode_steps: Episodes are truncated there, beside the environment's own limit.
-          first_episodes: The number of the first episode, of all workers or of each: a resumed
+          max_episode_steps: Time limit in steps, besides the environment's own.
+          first_episodes: The number of the first episode, for all workers or for each: a resumed
             run's `next_episodes`.
-          force_sync: Runs all environments inside of `get_state`, in turn: for debugging. No
-            timeouts and no restarts then.
-          start_timeout: Seconds in which a worker must import and make its environment.
+          force_sync: Runs all environments in turn inside `get_state`, for debugging, without
+            timeouts and restarts.
+          start_timeout: Seconds for a worker to import and create its environment.
           reset_timeout: Seconds for one reset.
           step_timeout: Seconds for one step.
-          max_restarts: How often one worker may be restarted after it died or hung.
-          cleanup_time: Seconds for all environments to close; then they are killed.
+          max_restarts: Maximum number of restarts of one worker that died or hung.
+          cleanup_time: Seconds for all environments to close before they are killed.
 
         Raises:
-          UserError: For arguments that do not fit, or a factory that cannot be pickled.
+          UserError: For invalid arguments, or a factory that cannot be pickled.
         """
         check_factory(env_factory)
         mode = WorkerMode.of(mode)
@@ -103,13 +103,13 @@ class WorkerPool:
 
     @classmethod
     def from_workers(cls, workers: Sequence[EnvironmentWorker]) -> "WorkerPool":
-        """Makes a pool of workers, which it closes.
+        """Creates a pool of existing workers, which it closes.
 
         Args:
-          workers: Those with the `worker_id`s 0, 1, ... in this order, which belong to no pool yet.
+          workers: Workers outside a pool, with the `worker_id`s 0, 1, ... in this order.
 
         Raises:
-          UserError: They are others.
+          UserError: The workers do not meet this.
         """
         ids = [worker.worker_id for worker in workers]
         if not ids or ids != list(range(len(ids))):
@@ -130,17 +130,17 @@ class WorkerPool:
         return pool
 
     def reset(self, worker_id: int | None = None) -> None:
-        """Begins a new episode in every worker, or in one.
+        """Starts a new episode in every worker, or in one.
 
-        States of before do not arrive any more, actions for them are dropped, in the pool and in
-        the workers. Episode numbers, and with them seeds, go on after the last that was seen.
+        Drops all earlier states and the actions for them, in the pool and in the workers. Episode
+        numbers, and thus seeds, continue after the last delivered episode.
 
         Args:
           worker_id: The worker; None for all of them.
 
         Raises:
-          WorkerError: A fault that `get_state` had not told yet; the reset has not begun.
-          UserError: There is no such worker, or the pool is closed.
+          WorkerError: A fault that `get_state` has not raised yet; the reset has not started.
+          UserError: The worker does not exist, or the pool is closed.
         """
         workers = self._workers if worker_id is None else [self._worker(worker_id, "reset")]
         self._mailbox.check_open()
@@ -153,38 +153,38 @@ class WorkerPool:
         """Returns the next state of any worker, in the order of arrival, or why there is none.
 
         Args:
-          timeout: Seconds to wait; 0 takes only what has arrived. None waits as long as the
-            workers' own timeouts let them take.
+          timeout: Seconds to wait; 0 takes only arrived states. None waits up to the workers' own
+            timeouts.
 
         Returns:
-          A `WorkerState`; `NoState.TIMED_OUT`; or at once `NoState.IDLE` if no worker is busy, so
-          that no state can arrive. Both of the latter count as false.
+          A `WorkerState`; `NoState.TIMED_OUT`; or at once `NoState.IDLE` if no worker is busy. A
+          `NoState` is false.
 
         Raises:
-          WorkerError: The environment of a worker raised or returned something wrong, or a worker
-            died or hung more than `max_restarts` times. The other workers go on; this one stands
-            still until `reset`.
+          WorkerError: The environment of a worker raised or returned an invalid value, or a worker
+            died or hung more than `max_restarts` times. The worker stops until `reset`; the others
+            continue.
           UserError: `reset` was not called, or the pool is closed.
         """
         return self._mailbox.next(timeout)
 
     def send_action(self, action: Any, worker_id: int, generation: int | None = None) -> bool:
-        """Sends the action for the last state that `get_state` returned of a worker.
+        """Sends the action for the last state of a worker that `get_state` returned.
 
         Args:
-          action: Of the environment's action space; it is copied. The word "reset" is no action of
-            the environment's: it is `reset(worker_id)`, at any time.
+          action: An element of the action space; it is copied. The word "reset" calls
+            `reset(worker_id)` instead, at any time.
           worker_id: `WorkerState.worker_id`.
-          generation: `WorkerState.generation` of the state for which it was chosen. An action of an
-            older generation is dropped. None: of the running one.
+          generation: `WorkerState.generation` of the answered state, by default the current one. An
+            action of an older generation is dropped.
 
         Returns:
-          Whether it was sent. It is not where its episode is over: lost with the environment (a
-          state with `lost` tells), or of an older generation.
+          Whether it was sent: not if its episode was lost with the environment (reported by a state
+          with `lost`), or belongs to an older generation.
 
         Raises:
-          UserError: There is no such worker, or it awaits no action, or the pool is closed; or the
-            word "close" was sent.
+          UserError: The worker does not exist or expects no action, the pool is closed, or the
+            action is the word "close".
         """
         worker = self._worker(worker_id, "send_action")
         if not asks_for_reset(action):
@@ -202,7 +202,7 @@ class WorkerPool:
         return self._workers[checks.at_least(name, worker_id, 0, maximum=most, remedy=remedy)]
 
     def close(self) -> None:
-        """Ends all workers: within `cleanup_time`, then by force. Twice is harmless."""
+        """Ends all workers, by force after `cleanup_time`; idempotent."""
         self._left_threads += self._mailbox.close()
         for worker in self._workers:
             worker.close()
@@ -218,14 +218,14 @@ class WorkerPool:
 
     @property
     def generation(self) -> int:
-        """How many times the pool, or one of its workers, was reset."""
+        """Number of resets of the pool or of single workers."""
         return self._generation
 
     @property
     def next_episodes(self) -> list[int]:
-        """Of each worker the next episode that nothing was seen of: `first_episodes` to resume.
+        """Each worker's first episode without delivered states: `first_episodes` to resume.
 
-        Set it for the next reset to begin with others.
+        Set it to change the episodes of the next reset.
         """
         return [worker.next_episode for worker in self._workers]
 
@@ -237,17 +237,17 @@ class WorkerPool:
 
     @property
     def restarts(self) -> int:
-        """How many times workers were restarted because they died or hung."""
+        """Number of restarts of workers that died or hung."""
         return sum(worker.restarts for worker in self._workers)
 
     @property
     def abandoned_threads(self) -> int:
-        """How many threads hung and could not be ended."""
+        """Number of threads that hung and did not end."""
         return self._left_threads + sum(worker.abandoned_threads for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run environments now."""
+        """The ids of the current worker processes."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     @property

@@ -1,4 +1,4 @@
-"""Messages between a pool and its workers' processes or threads, and the errors made of them."""
+"""Messages between a pool and its workers' processes or threads, and their errors."""
 
 import enum
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class WorkerMode(enum.Enum):
 
     @classmethod
     def of(cls, mode: "WorkerMode | str") -> "WorkerMode":
-        """Returns the mode of a name, or raises a UserError that lists the names."""
+        """Returns the mode of a name; raises a UserError that lists the names."""
         names = [m.value for m in cls]
         value = mode.value if isinstance(mode, WorkerMode) else str(mode)
         checks.one_of("mode of the environment workers", value, names)
@@ -25,7 +25,7 @@ class WorkerMode(enum.Enum):
 
 
 class NoState(enum.Enum):
-    """Why `get_state` has no state to give. It counts as false, every state as true."""
+    """Why `get_state` returns no state. It is false, every state is true."""
 
     TIMED_OUT = "timed_out"
     """Workers are busy, and none was ready within the timeout."""
@@ -47,7 +47,7 @@ class Phase(enum.Enum):
 
 
 class WorkerState(NamedTuple):
-    """One observation of one worker's environment, with what led to it.
+    """One observation of one worker's environment, with its reward and end flags.
 
     An episode of n steps arrives as n + 1 states: the reset observation (`step` 0), then one after
     each action; the last of them has the terminal observation, its reward and the end flags. The
@@ -55,16 +55,16 @@ class WorkerState(NamedTuple):
 
     Attributes:
       worker_id: Which worker, from 0.
-      generation: The count of resets, of the pool or of single workers, when the episode began.
-      episode: The episode's number among those of this worker; with it its seed is determined.
-      step: How many actions of the episode came before.
+      generation: Number of resets of the pool or of single workers at the start of the episode.
+      episode: The number of the worker's episode, which determines its seed.
+      step: Number of earlier actions in the episode.
       obs: The observation, a nest of NumPy arrays with the dtypes of the observation space.
-      reward: Of the last action; 0.0 at step 0.
+      reward: The reward of the last action; 0.0 at step 0.
       terminated: The episode ended by the task's own rules.
-      truncated: The episode was cut: by the environment, by `max_episode_steps`, or by a fault.
+      truncated: The environment, `max_episode_steps` or a fault truncated the episode.
       info: The environment's own dict.
-      lost: The worker died or hung after this observation, which had been delivered before. It is
-        no transition: the action that followed it, if any, has no result. `truncated` is True.
+      lost: The worker died or hung after this observation, which repeats the last state. It is no
+        transition: a following action has no result. `truncated` is True.
     """
 
     worker_id: int
@@ -80,7 +80,7 @@ class WorkerState(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this is the observation of a reset."""
+        """Whether this is a reset observation."""
         return self.step == 0 and not self.lost
 
     @property
@@ -90,7 +90,7 @@ class WorkerState(NamedTuple):
 
 
 class RunnerSettings(NamedTuple):
-    """What runs an environment needs to know beside its factory."""
+    """Settings of a worker, besides its factory."""
 
     worker_id: int
     seed: int
@@ -98,28 +98,28 @@ class RunnerSettings(NamedTuple):
 
 
 class Load(NamedTuple):
-    """To a process, first of all: the pickled factory, opened where errors can be reported."""
+    """To a process, first: the pickled factory; the process reports unpickling errors."""
 
     factory: bytes
     settings: RunnerSettings
 
 
 class Begin(NamedTuple):
-    """To a worker: leave whatever you do and begin this episode, the first of a generation."""
+    """To a worker: drop all other work and start this episode, the first of a generation."""
 
     generation: int
     episode: int
 
 
 class Act(NamedTuple):
-    """To a worker: take this action, if its generation is still yours."""
+    """To a worker: take this action, if its generation is current."""
 
     generation: int
     action: Any
 
 
 class Ready(NamedTuple):
-    """From a worker: the environment is made."""
+    """From a worker: the environment is created."""
 
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
@@ -127,19 +127,19 @@ class Ready(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """From a worker, its last message: the environment raised, or returned what it must not.
+    """From a worker, its last message: the environment raised or returned an invalid value.
 
     Attributes:
       worker_id: Which worker.
-      phase: What it was doing.
+      phase: The phase of the failure.
       generation: Of the episode.
       episode: Of the worker, or -1 before the first.
       step: Actions taken in the episode.
-      expected: What would have been right.
-      got: What happened instead.
-      remedy: What to do.
-      thing: What it is about, where the check of a returned value knows it better than the phase.
-      traceback: The worker's, as text; empty where a returned value was refused.
+      expected: The expected outcome.
+      got: The actual outcome.
+      remedy: The remedy.
+      thing: The subject of the error, if the check of a returned value knows it better.
+      traceback: The worker's traceback as text; empty for a refused value.
     """
 
     worker_id: int
@@ -154,7 +154,7 @@ class Failure(NamedTuple):
     traceback: str = ""
 
 
-# What each phase should have done, and what to do when the environment raised in it.
+# The expected outcome of each phase, and the remedy if the environment raised in it.
 _EXPECTED = {
     Phase.IMPORT: "the environment's factory to load in a fresh Python process",
     Phase.FACTORY: "the factory to return a gymnasium.Env",
@@ -173,11 +173,11 @@ _REMEDY = {
 
 
 class WorkerError(UserError):
-    """A fault in an environment worker: one paragraph, then the worker's traceback if it has one.
+    """A fault in an environment worker: one paragraph, then the worker's traceback, if any.
 
     Attributes:
       worker_id: The worker.
-      worker_traceback: The traceback of the process or thread in which it happened, or "".
+      worker_traceback: The traceback of the worker's process or thread, or "".
     """
 
     def __init__(
@@ -190,15 +190,15 @@ class WorkerError(UserError):
         worker_id: int,
         worker_traceback: str = "",
     ):
-        """Builds the paragraph and appends the traceback.
+        """Builds the message and appends the traceback.
 
         Args:
-          thing: What the error is about.
-          expected: What would have been right.
-          got: What was found instead.
-          remedy: What to do now.
+          thing: The subject of the error.
+          expected: The expected value or behaviour.
+          got: The actual one.
+          remedy: The remedy.
           worker_id: The worker.
-          worker_traceback: Text of the traceback over there.
+          worker_traceback: Text of the worker's traceback.
         """
         super().__init__(thing, expected=expected, got=got, remedy=remedy)
         self.worker_id = worker_id
@@ -218,7 +218,7 @@ def raised(
 ) -> Failure:
     """Returns the record of an exception; `place` is (generation, episode, step).
 
-    What the library itself refused (a UserError) is told in its own words, without a traceback.
+    A UserError of the library keeps its message, without a traceback.
     """
     if isinstance(error, UserError):
         words = (error.expected, str(error.got), error.remedy, error.thing)
@@ -228,7 +228,7 @@ def raised(
 
 
 def environment_error(failure: Failure) -> WorkerError:
-    """Returns the exception that tells the caller of a worker's failure."""
+    """Returns the exception that reports a worker's failure to the caller."""
     where = ""
     if failure.phase in (Phase.RESET, Phase.STEP, Phase.SEND):
         where = f", episode {failure.episode}, step {failure.step}"

@@ -1,4 +1,4 @@
-"""Episodes of one environment, in whatever process or thread: made, reset, stepped, checked."""
+"""Runs and checks the episodes of one environment, in any process or thread."""
 
 import math
 import traceback
@@ -22,15 +22,15 @@ from tfrl.errors import UserError
 
 
 def episode_seed(seed: int, worker_id: int, episode: int) -> int:
-    """Returns the seed with which a worker resets its environment for an episode.
+    """Returns the seed of a worker's episode.
 
-    The first 31 bits of `numpy.random.SeedSequence(seed, spawn_key=(worker_id, episode))`: 31,
-    since simulators written in C and C++ commonly take an int.
+    The first 31 bits of `numpy.random.SeedSequence(seed, spawn_key=(worker_id, episode))`: 31 bits,
+    as simulators in C and C++ commonly take an int.
 
     Args:
-      seed: The pool's seed, not negative.
+      seed: The pool's seed, non-negative.
       worker_id: The worker, from 0.
-      episode: The number of the episode among the worker's, from 0.
+      episode: The number of the worker's episode, from 0.
 
     Returns:
       An int in [0, 2**31).
@@ -45,13 +45,13 @@ def check_seed(seed: Any) -> int:
 
 
 def check_reset(returned: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns (obs, info) of a reset, or raises a UserError where it is not such a pair."""
+    """Returns (obs, info) of a reset; raises a UserError for other values."""
     check_layout("reset() of the environment", returned, RESET)
     return returned
 
 
 def check_step(returned: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """Returns what a step returned with plain reward and flags, or raises a UserError."""
+    """Returns a step's results with plain reward and flags, or raises a UserError."""
     check_layout("step() of the environment", returned, STEP)
     obs, reward, terminated, truncated, info = returned
     check_end("the environment", terminated, truncated)
@@ -65,7 +65,7 @@ EnvFactory = Callable[[], gymnasium.Env]
 
 
 class EnvironmentFailed(Exception):
-    """Carries the record of a failure to whoever tells the caller."""
+    """Carries the record of a failure."""
 
     def __init__(self, failure: Failure):
         super().__init__(failure)
@@ -73,13 +73,13 @@ class EnvironmentFailed(Exception):
 
 
 class Reporting:
-    """Turns what an environment raises into `EnvironmentFailed`; SystemExit too.
+    """Turns an environment's exceptions, SystemExit too, into `EnvironmentFailed`.
 
-    A KeyboardInterrupt is the user's and passes.
+    A KeyboardInterrupt passes unchanged.
     """
 
     def __init__(self, phase: Phase, worker_id: int, place: tuple[int, int, int] = (0, -1, 0)):
-        """Notes where it stands, for the record of a failure."""
+        """Takes the phase and place for the record of a failure."""
         self._where = (phase, worker_id, place)
 
     def __enter__(self) -> None:
@@ -92,9 +92,9 @@ class Reporting:
 
 
 class EpisodeRunner:
-    """Makes an environment and runs its episodes one after another.
+    """Creates an environment and runs its episodes one after another.
 
-    Whatever fails in it raises `EnvironmentFailed`, after which only `close` may be called.
+    Every failure raises `EnvironmentFailed`; then only `close` may be called.
     """
 
     def __init__(self, env_factory: EnvFactory, settings: RunnerSettings):
@@ -105,14 +105,14 @@ class EpisodeRunner:
           settings: The worker's.
         """
         self._settings = settings
-        # Of the running episode: generation, episode, step.
+        # Generation, episode and step of the current episode.
         self._place = (0, -1, 0)
         with Reporting(Phase.FACTORY, settings.worker_id):
             self.env = checked_env(env_factory(), "env_factory()")
             self._check_obs = observation_fits(self.env.observation_space, "obs", True)
 
     def reset(self, generation: int, episode: int) -> WorkerState:
-        """Begins an episode; returns its first state."""
+        """Starts an episode; returns its first state."""
         settings = self._settings
         self._place = (generation, episode, 0)
         seed = episode_seed(settings.seed, settings.worker_id, episode)
@@ -124,7 +124,7 @@ class EpisodeRunner:
         )
 
     def step(self, action: Any) -> WorkerState:
-        """Takes an action in the running episode; returns the state after it."""
+        """Takes an action in the current episode; returns the next state."""
         generation, episode, step = self._place
         self._place = (generation, episode, step + 1)
         worker_id, limit = self._settings.worker_id, self._settings.max_episode_steps
@@ -141,7 +141,7 @@ class EpisodeRunner:
 
 
 def checked_env(env: Any, thing: str) -> gymnasium.Env:
-    """Returns what a factory made, or raises a UserError where that is no `gymnasium.Env`."""
+    """Returns a factory's environment; raises a UserError if it is no `gymnasium.Env`."""
     if isinstance(env, gymnasium.Env):
         return env
     vector = isinstance(env, gymnasium.vector.VectorEnv)
@@ -156,7 +156,7 @@ def checked_env(env: Any, thing: str) -> gymnasium.Env:
 
 
 def check_factory(env_factory: Any) -> EnvFactory:
-    """Returns the factory, or raises a UserError where it is an environment, a name or a class."""
+    """Returns the factory; raises a UserError for an environment, a name or a class."""
     if callable(env_factory) and not isinstance(env_factory, gymnasium.Env):
         return env_factory
     if isinstance(env_factory, str):
@@ -172,6 +172,6 @@ def check_factory(env_factory: Any) -> EnvFactory:
 
 
 def check_max_episode_steps(limit: Any) -> int | None:
-    """Returns the limit, or raises a UserError where it is not None or a positive integer."""
+    """Returns the limit; raises a UserError unless it is None or a positive integer."""
     name = "max_episode_steps of the environment workers"
     return checks.at_least(name, limit, 1, optional=True)

@@ -1,4 +1,4 @@
-"""`SyncEnvironmentWorker`: the same as an asynchronous worker, in the caller's own thread."""
+"""`SyncEnvironmentWorker`: a worker that runs in the caller's thread."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 def copied(nest: Any) -> Any:
     """Returns a nest of dicts, tuples and lists with its arrays copied.
 
-    Environments commonly return the buffer that their next step overwrites.
+    Environments commonly return a buffer that their next step overwrites.
     """
     if isinstance(nest, np.ndarray):
         return nest.copy()
@@ -33,11 +33,10 @@ def copied(nest: Any) -> Any:
 
 
 class SyncEnvironmentWorker(EnvironmentWorker):
-    """Runs one environment inside of `get_state`: for debugging, and for the fastest environments.
+    """Runs one environment inside `get_state`, for debugging and for very fast environments.
 
-    It gives the same states as an `AsyncEnvironmentWorker` with the same seed and actions. There
-    is nothing between the caller and the environment: no timeout holds, and what kills or hangs the
-    environment kills or hangs the caller.
+    It returns the same states as an `AsyncEnvironmentWorker` with the same seed and actions. It has
+    no timeouts, and a crash or hang of the environment affects the caller.
     """
 
     restarts = 0
@@ -55,31 +54,31 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         first_episode: int = 0,
         mailbox: Mailbox | None = None,
     ):
-        """Makes nothing yet: the environment is made by the first `get_state`.
+        """Stores the arguments: the first `get_state` creates the environment.
 
         Args:
           env_factory: Returns a gymnasium.Env.
           worker_id: Part of the seeds.
           seed: The seed of an episode is `episode_seed(seed, worker_id, episode)`.
-          max_episode_steps: Episodes are truncated there, beside the environment's own limit.
+          max_episode_steps: Time limit in steps, besides the environment's own.
           first_episode: The number of the first episode; a resumed run's `next_episode`.
-          mailbox: Where states arrive; its own if None. A pool's workers share one.
+          mailbox: Receives the states; a new one if None. A pool's workers share one.
 
         Raises:
-          UserError: For arguments that do not fit.
+          UserError: For invalid arguments.
         """
         common = (env_factory, worker_id, seed, max_episode_steps, first_episode, mailbox)
         super().__init__(*common, 0.0)
         self._runner: EpisodeRunner | None = None
 
     def reset(self, generation: int | None = None) -> None:
-        """See the base class; the environment is reset by the next `get_state`."""
+        """See the base class; the next `get_state` resets the environment."""
         self._mailbox.check_open()
         self._protocol.begin(check_generation(generation, self.generation))
         self._work(lambda runner: runner.reset(self.generation, self._protocol.next_episode))
 
     def _take_action(self, action: Any, generation: int | None) -> bool:
-        """See the base class; the environment is stepped by the next `get_state`."""
+        """See the base class; the next `get_state` steps the environment."""
         self._mailbox.check_open()
         if self._protocol.take(generation) is None:
             return False
@@ -88,7 +87,7 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         return True
 
     def close(self) -> None:
-        """Closes the environment; twice is harmless."""
+        """Closes the environment; idempotent."""
         self._mailbox.close()
         self._close_environment()
 
@@ -102,11 +101,11 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         """The environment's; makes the environment if there is none yet."""
         return self._made().env.action_space
 
-    # What the mailbox uses.
+    # The mailbox's interface.
 
     @property
     def busy(self) -> bool:
-        """False: all work lies in the mailbox."""
+        """False: the mailbox holds all work."""
         return False
 
     def delivered(self, state: WorkerState) -> None:

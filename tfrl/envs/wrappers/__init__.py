@@ -1,6 +1,6 @@
 """Wrappers of device environments.
 
-The one order, from the task upwards:
+The order, from the task outwards:
 
 1. the bare environment;
 2. wrappers that belong *below* time limit and autoreset, in the order given (`wrappers` of
@@ -10,12 +10,11 @@ The one order, from the task upwards:
 4. wrappers that belong *above* it (`outer_wrappers`): `RewardSparse`, `RewardNormalize`.
 
 `ActionClip`, `ActionRescale`, `AgentId`, `ObservationCast`, `ObservationFlatten`, `RewardActive`,
-`RewardClip` and `RewardScale` are right on both sides; below, episode statistics count the changed
+`RewardClip` and `RewardScale` work on both sides; below, episode statistics count the changed
 rewards, above, the task's own. A wrapper on the wrong side is a UserError. Every wrapper is a
 `struct.logic_dataclass` with keyword arguments: `ActionRepeat(env=env, repeat=4)`.
 
-A wrapper reads `env_state` only of the state that its `step` is given, and gives the wrapped
-environment its part of it.
+A wrapper's `step` reads only `env_state`, and passes the wrapped environment its part of it.
 """
 
 from tfrl.envs.wrappers.action_mask import ActionMask

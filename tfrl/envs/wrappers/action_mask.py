@@ -1,4 +1,4 @@
-"""Puts the action mask of `info` into the observation, where policies find it."""
+"""Puts the action mask of `info` into the observation, for policies."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -23,14 +23,13 @@ class ActionMask(Wrapper):
     """Makes `info["action_mask"]` an item of the observation; below the autoreset.
 
     A Dict observation gets the item `action_mask`; any other becomes
-    `{"observation": obs, "action_mask": mask}`, the form that PettingZoo's environments have. So
-    the mask is there wherever the observation is: in the successor of every step, in stored
-    experience, in an exported policy. `tfrl.make_env` puts the wrapper around every environment
-    that gives a mask.
+    `{"observation": obs, "action_mask": mask}`, as in PettingZoo. So the mask accompanies the
+    observation everywhere: in the successor of every step, in stored experience, in an exported
+    policy. `tfrl.make_env` adds this wrapper to every environment with a mask.
 
     Attributes:
-      env: A bare environment whose `info["action_mask"]` holds at every state, also after `reset`:
-        bool (or integers, 0 for invalid) `[B, A]` of a Discrete action, for others see
+      env: A bare environment with `info["action_mask"]` in every state, also after `reset`: bool
+        (or integers, 0 for invalid) `[B, A]` for a Discrete action, for others see
         `tfrl.distributions.ActionDistribution.build`.
       mask_spec: The nest of specs of one mask.
     """
@@ -38,7 +37,7 @@ class ActionMask(Wrapper):
     mask_spec: Nest = struct.derived()
 
     def __post_init__(self) -> None:
-        """Looks for the mask, and checks that its name is free."""
+        """Finds the mask, and checks that its name is free."""
         require_bare(self, "Above it the last observation of an episode would have no mask.")
         masks = _masks(info_spec(self.env).get(MASK))
         if masks is None:
@@ -105,21 +104,21 @@ class ActionMask(Wrapper):
 
 
 def _masks(mask: Nest) -> Nest:
-    """A nest of masks; a dict of them by path where some leaves of the action have none."""
+    """A nest of masks; a dict by path if some leaves of the action have no mask."""
     if mask is None or all(x is not None for x in tf.nest.flatten(mask)):
         return mask
     return masks_by_path(mask)
 
 
-# What `reset` of an environment gives, by its logic; the oldest goes first.
+# Cached results of `info_spec` by logic; the oldest is evicted first.
 _info_specs: dict[Hashable, dict[str, Any]] = {}
 _KEPT = 128
 
 
 def info_spec(env: Env) -> dict[str, Any]:
-    """Returns the specs `[B, ...]` of `info` after `reset`, which is traced and not run.
+    """Returns the specs `[B, ...]` of `info` after `reset`, by tracing it.
 
-    Once for environments of equal logic.
+    Cached for environments of equal logic.
     """
     key = logic_key(env)
     if key not in _info_specs:
@@ -139,5 +138,5 @@ def gives_mask(env: Env) -> bool:
     try:
         return MASK in info_spec(env)
     except Exception:  # noqa: BLE001
-        # Whatever is wrong with `reset`, it will be said where it is called, and by `check_env`.
+        # The call of `reset` and `check_env` will report the error.
         return False

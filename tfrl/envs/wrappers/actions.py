@@ -16,8 +16,8 @@ from tfrl.types import EnvState, Nest
 class ActionClip(Wrapper):
     """Takes any real action and clips it to the bounds of the wrapped environment.
 
-    As Gymnasium's ClipAction: the action spec has no bounds any more. Leaves that are not floating
-    point stay as they are. On either side of the autoreset.
+    As Gymnasium's ClipAction: the action spec becomes unbounded. Leaves that are not floating point
+    are unchanged. On either side of the autoreset.
     """
 
     @property
@@ -42,15 +42,15 @@ def _clip(spec: tf.TensorSpec, action: tf.Tensor) -> tf.Tensor:
 
 @struct.logic_dataclass
 class ActionRepeat(Wrapper):
-    """Takes every action `repeat` times; the rewards add up, and an end stops the repetition.
+    """Repeats every action `repeat` times and sums the rewards; an end stops the repetition.
 
-    Below the autoreset only. Observation, flags and info are those of the last frame taken; but a
-    flag of `info["agents"]`, of several agents, is True if it was in one of the frames. Counters of
-    frames multiply steps by `action_repeat`.
+    Below the autoreset only. Observation, flags and info are those of the last frame; but flags of
+    `info["agents"]` are True if they were in any of the frames. Counters of frames multiply steps
+    by `action_repeat`.
 
     Attributes:
       env: A bare environment.
-      repeat: Frames of one step.
+      repeat: Frames per step.
     """
 
     repeat: int
@@ -78,7 +78,7 @@ class ActionRepeat(Wrapper):
 
 
 def _joined(before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-    """Of several agents, who took part in any of the frames and who ended in any of them."""
+    """With several agents, the union over frames of active and end flags."""
     if "agents" not in info:
         return info
     joined = tf.nest.map_structure(tf.logical_or, before["agents"], info["agents"])
@@ -91,12 +91,12 @@ class ActionRescale(Wrapper):
 
       task_action = task_low + (action - low) (task_high - task_low) / (high - low)
 
-    Nothing is clipped. Leaves that are not floating point stay as they are. On either side of the
+    It does not clip. Leaves that are not floating point are unchanged. On either side of the
     autoreset.
 
     Attributes:
       env: An environment whose floating point actions have finite bounds.
-      low: Lower end of the range that actions are given in.
+      low: Lower end of the action range.
       high: Its upper end.
     """
 

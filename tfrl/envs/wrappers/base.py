@@ -1,4 +1,4 @@
-"""What the wrappers share: the check of their side, and maps of one part of a state."""
+"""Base classes of wrappers: checks of their side, and maps of one part of a state."""
 
 import abc
 from typing import Any
@@ -13,7 +13,7 @@ from tfrl.types import EnvState, Nest
 
 @struct.dataclass
 class WrapperState(struct.Struct):
-    """The state of a wrapper that has one.
+    """The state of a stateful wrapper.
 
     Attributes:
       inner: The wrapped environment's `env_state`.
@@ -60,7 +60,7 @@ def require_autoreset(wrapper: Wrapper, why: str) -> None:
 
 @struct.logic_dataclass
 class ObservationWrapper(Wrapper):
-    """Maps every observation by a pure function; right on both sides of the autoreset."""
+    """Maps every observation with a pure function; on either side of the autoreset."""
 
     @abc.abstractmethod
     def observe(self, obs: Nest) -> Nest:
@@ -85,9 +85,9 @@ class ObservationWrapper(Wrapper):
 
 @struct.logic_dataclass
 class RewardWrapper(Wrapper):
-    """Maps every reward by a pure function; right on both sides of the autoreset.
+    """Maps every reward with a pure function; on either side of the autoreset.
 
-    Rewards of rows that are no steps (of a reset, invalid ones) stay 0. Below the autoreset the
+    Rewards of rows that are not steps (resets, invalid rows) stay 0. Below the autoreset the
     episode statistics count the mapped reward, above it the task's own.
     """
 

@@ -1,7 +1,7 @@
-"""Time limit, episode statistics and autoreset: what makes episodes out of a bare environment.
+"""The episode layer of a bare environment: time limit, episode statistics and autoreset.
 
-They are one wrapper because they share their few tensor operations: in graph mode the number of
-operations of a step is what it costs.
+They are one wrapper because they share tensor operations: in graph mode the cost of a step is its
+number of operations.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from tfrl.types import EnvState, Nest
 
 @struct.dataclass
 class EpisodeState(struct.Struct):
-    """What the layer carries; a field that the mode does not need is None.
+    """The state of the layer; fields that the mode does not need are None.
 
     Attributes:
       inner: The bare environment's `env_state`.
       episode_return: float32 [B] (or a nest as the reward), over the episode so far.
       episode_length: int32 [B], steps of the episode so far.
-      key: int32 [2], makes the next start states (NEXT_STEP, SAME_STEP).
+      key: int32 [2], for the next start states (NEXT_STEP, SAME_STEP).
       ended: bool [B], whether the last row ended the episode (NEXT_STEP).
       start: The first start state (SAME_STEP_CACHED).
-      last: What the last state showed, to be frozen (DISABLED).
+      last: The visible part of the last state, to freeze (DISABLED).
     """
 
     inner: Nest
@@ -44,12 +44,12 @@ class EpisodeState(struct.Struct):
 class Episode(Wrapper):
     """Adds time limit, episode statistics and autoreset to a bare environment.
 
-    A step at which the episode's length reaches the limit is truncated; when the task ends at that
-    same step, both flags are True, as in Gymnasium's TimeLimit. After the layer, `reset` and `step`
-    give states of one structure whose `info` has, besides the task's own:
+    A step at which the episode's length reaches the limit is truncated; if the task terminates at
+    the same step, both flags are True, as in Gymnasium's TimeLimit. `reset` and `step` return
+    states of one structure whose `info` has, in addition to the task's items:
 
     * `final_obs`: the true successor, at every row (after `reset`: the observation);
-    * `autoreset`: bool [B], rows that exist only because of an autoreset, or are frozen;
+    * `autoreset`: bool [B], autoreset rows and frozen rows;
     * `episode_return`, `episode_length`: over the episode, this row included.
 
     Under NEXT_STEP the row after an end is the start of the next episode: reward 0, flags False,
@@ -58,9 +58,9 @@ class Episode(Wrapper):
 
     Attributes:
       env: A bare environment.
-      mode: What happens when an episode ends: a mode of `Autoreset`, or its name.
+      mode: The behaviour at an episode end: a mode of `Autoreset`, or its name.
       limit: Steps after which an episode is truncated, None for no limit.
-      info: Names of scalars in `info` whose values at the ends of episodes are metrics of a run.
+      info: Names of scalars in `info` whose values at episode ends are metrics of a run.
     """
 
     mode: Autoreset | str
@@ -81,7 +81,7 @@ class Episode(Wrapper):
 
     @property
     def info_fields(self) -> tuple[str, ...]:
-        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        """Names in `info` whose values at episode ends are metrics of a run."""
         return self.info
 
     @property
@@ -119,11 +119,11 @@ class Episode(Wrapper):
         return first.replace(env_state=state)
 
     def step(self, state: EnvState, action: Nest) -> EnvState:
-        """Takes one step in every environment, and what the mode does at an end."""
+        """Takes one step in every environment, with the mode's behaviour at an end."""
         return _STEPS[self.autoreset](self, state.env_state, action)
 
     def _take(self, state: EpisodeState, action: Nest) -> tuple[EnvState, EpisodeState]:
-        """Steps the task; returns its state with the time limit in it, and the totals."""
+        """Steps the task; returns its state with the time limit applied, and the totals."""
         new = self.env.step(carrying(state.inner), action)
         length = state.episode_length + 1
         if self.limit is not None:
@@ -137,8 +137,9 @@ class Episode(Wrapper):
 
 
 def _next_key(key: tf.Tensor) -> tf.Tensor:
-    # Philox scrambles a seed, so neighbours give independent streams: one addition is enough. The
-    # first key is itself a random one (`reset` splits), so that no two runs count into each other.
+    # Philox scrambles a seed, so adjacent seeds give independent streams, and one addition
+    # suffices. The first key is random (`reset` splits), so the sequences of two runs do not
+    # overlap.
     return key + tf.constant([1, 0], tf.int32)
 
 
@@ -151,7 +152,7 @@ def _ended(state: EnvState) -> tf.Tensor:
 
 
 def _zero_where(mask: tf.Tensor, nest: Nest) -> Nest:
-    # Full zeros: to broadcast a scalar takes longer than to select.
+    # Full zeros, since broadcasting a scalar takes longer than the select.
     return where_rows(mask, tf.nest.map_structure(tf.zeros_like, nest), nest)
 
 
@@ -171,12 +172,12 @@ def _with_info(
 def _restart(
     env: Episode, new: EnvState, totals: EpisodeState, fresh: EnvState, **kept: Nest
 ) -> EnvState:
-    """Puts `fresh` into the rows that ended; what the row tells about its step stays."""
+    """Puts `fresh` into the rows that ended, except the results of their step."""
     ended = _ended(new)
     inner, obs = where_rows(ended, (fresh.env_state, fresh.obs), (new.env_state, new.obs))
     state = _with_info(new, totals, final_obs=new.obs, autoreset=_false(env.num_envs))
     mask = split_mask(obs)[1]
-    if MASK in state.info and mask is not None:  # it says what may be done at `obs`
+    if MASK in state.info and mask is not None:  # the mask belongs to `obs`
         state = state.replace(info={**state.info, MASK: mask})
     carried = EpisodeState(
         inner=inner,
@@ -202,12 +203,12 @@ def _same_step_cached(env: Episode, state: EpisodeState, action: Nest) -> EnvSta
 
 def _next_step(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
     new, totals = env._take(state, action)
-    # `first` are rows whose action is ignored: they start an episode.
+    # `first` are rows with ignored actions: they start an episode.
     key: Any
     first: Any
     key, first = state.key, state.ended
     new = where_rows(first, reset_rows(env.env, key, first), new)
-    # The length of a first row is 0, which is below every limit; its flags are the fresh ones.
+    # The length of a first row is 0, below every limit; its flags are those of the reset.
     totals = totals.replace(
         inner=new.env_state,
         episode_return=_zero_where(first, totals.episode_return),
@@ -222,7 +223,7 @@ def _disabled(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
     new, totals = env._take(state, action)
     last: Any = state.last
     frozen = _ended(last)
-    # What is on the host goes on, unseen: its state cannot be kept.
+    # Host environments continue, unused, since their state cannot be frozen.
     inner = new.env_state if on_host(env.env) else state.inner
     before = (inner, state.episode_return, state.episode_length, last)
     after = (new.env_state, totals.episode_return, totals.episode_length, _shown(new))
@@ -235,7 +236,7 @@ def _disabled(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
 
 
 def _shown(state: EnvState) -> EnvState:
-    """What a frozen row repeats: all but the task's state, which is kept beside, and the reward."""
+    """The repeated part of a frozen row: everything except the task's state and the reward."""
     return state.replace(env_state=None, reward=None)
 
 

@@ -43,7 +43,7 @@ class ObservationCast(ObservationWrapper):
 
     @property
     def obs_spec(self) -> Nest:
-        """The wrapped environment's, of the other dtype."""
+        """The wrapped environment's, with the new dtype."""
         return tf.nest.map_structure(self._cast_spec, self.env.obs_spec)
 
     def _cast_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
@@ -65,12 +65,12 @@ class ObservationCast(ObservationWrapper):
 
 @struct.logic_dataclass
 class ObservationFlatten(ObservationWrapper):
-    """Makes one vector [B, D] of an observation; on either side of the autoreset.
+    """Flattens an observation to one vector [B, D]; on either side of the autoreset.
 
     Leaves follow each other in the order of `tf.nest` (dict keys sorted). Discrete and
-    multi-discrete leaves become one-hot, as in Gymnasium's FlattenObservation. The dtype is that of
-    the leaves if they have one and none is discrete, else float32. An action mask stays beside the
-    vector.
+    multi-discrete leaves become one-hot, as in Gymnasium's FlattenObservation. The dtype is the
+    common dtype of the leaves if there is one and none is discrete, else float32. An action mask
+    stays separate.
     """
 
     @property
@@ -140,17 +140,17 @@ def _flat(spec: tf.TensorSpec, x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 @struct.logic_dataclass
 class ObservationStack(StatefulWrapper):
-    """Observes the last `num` observations, the newest last; below the autoreset only.
+    """Stacks the last `num` observations, newest last; only below the autoreset.
 
     History is cleared at the start of every episode, and `final_obs` has the history of the episode
     that ended.
 
     Attributes:
       env: A bare environment.
-      num: How many observations.
+      num: Number of observations.
       concat: False for a new first axis, [num, ...], as Gymnasium's FrameStackObservation; True to
         join them along the last axis (channels of images, elements of vectors).
-      padding: What stands before the first observation: copies of it ("reset") or zeros ("zero").
+      padding: Padding before the first observation: copies of it ("reset") or zeros ("zero").
     """
 
     num: int
@@ -223,11 +223,10 @@ class ObservationStack(StatefulWrapper):
 
 @struct.logic_dataclass
 class AgentId(ObservationWrapper):
-    """Appends a one-hot agent id to each agent's observation, so that a shared policy may differ.
+    """Appends a one-hot agent id to each agent's observation, for shared policies.
 
-    Each observation becomes one float32 vector: its leaves as `ObservationFlatten` lays them out,
-    then as many numbers as there are agents; an action mask stays beside it. On either side of the
-    autoreset.
+    Each observation becomes one float32 vector: its leaves as in `ObservationFlatten`, then the
+    one-hot id; an action mask stays separate. On either side of the autoreset.
 
     Source: "parameter sharing" with agent indication, Terry et al. 2020,
     https://arxiv.org/abs/2005.13625.
@@ -239,7 +238,7 @@ class AgentId(ObservationWrapper):
 
     @property
     def obs_spec(self) -> dict[str, Nest]:
-        """One vector an agent."""
+        """One vector per agent."""
         ids = require_agents("AgentId", self.env)
         specs = {}
         for name in ids:
@@ -259,7 +258,7 @@ class AgentId(ObservationWrapper):
 
 
 def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:
-    """Returns the agent ids of an environment; one with a single agent is a UserError."""
+    """Returns the agent ids of an environment; a UserError for a single agent."""
     ids = agent_ids(env)
     if ids is not None:
         return ids
@@ -271,7 +270,7 @@ def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:
 
 
 def with_id(spec: Nest, count: int) -> specs.BoundedTensorSpec:
-    """Returns the float32 spec of an observation as a vector with `count` numbers of an id."""
+    """Returns the float32 spec of an observation vector with a one-hot id of size `count`."""
     vector = flat_spec(spec)
     low, high = specs.bounds(vector)
     low, high = (np.asarray(x, np.float32) for x in (low, high))
@@ -298,11 +297,11 @@ def append_id(vector: tf.Tensor, index: int, count: int) -> tf.Tensor:
 class CentralState(Wrapper):
     """Gives each agent `{"own": its observation, "state": the global state and its one-hot id}`.
 
-    The global state is the environment's `info["state"]` where it has one, else the observations of
-    all agents side by side, in the order of their ids; one float32 vector, laid out as
-    `ObservationFlatten` does; an action mask is a third item. Policies take "own", a centralised
-    critic "state": `PPO(obs_key="own", value_obs_key="state")`. Below the autoreset only, so that
-    `final_obs` has both too.
+    The global state is the environment's `info["state"]` if it has one, else the concatenated
+    observations of all agents, in order; one float32 vector as in `ObservationFlatten`. An action
+    mask is a third item. Policies use "own", a centralised critic "state":
+    `PPO(obs_key="own", value_obs_key="state")`. Only below the autoreset, so that `final_obs` has
+    both too.
 
     Source: Yu et al. 2022 (MAPPO, "agent-specific global state"), https://arxiv.org/abs/2103.01955.
     """
@@ -314,7 +313,7 @@ class CentralState(Wrapper):
 
     @property
     def obs_spec(self) -> dict[str, Any]:
-        """Two items an agent."""
+        """Two items per agent."""
         ids, spec = self._ids(), self._state_spec()
         specs = {}
         for name in ids:

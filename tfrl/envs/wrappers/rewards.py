@@ -16,10 +16,10 @@ from tfrl.types import EnvState, Nest
 
 @struct.logic_dataclass
 class RewardActive(Wrapper):
-    """Sets the reward of an inactive agent to 0, whatever the environment pays it.
+    """Sets the reward of inactive agents to 0.
 
-    `tfrl.envs.MultiAgentEnv` asks for that anyway; this holds one to it that comes from elsewhere.
-    On either side of the autoreset; without `info["agents"]` it changes nothing.
+    `tfrl.envs.MultiAgentEnv` requires this; the wrapper enforces it for other environments. On
+    either side of the autoreset; without `info["agents"]` it has no effect.
     """
 
     def step(self, state: EnvState, action: Nest) -> EnvState:
@@ -34,7 +34,7 @@ class RewardActive(Wrapper):
 
 @struct.logic_dataclass
 class RewardAndEnergy(Wrapper):
-    """Pays two rewards: the task's, and minus the energy of the action; below the autoreset.
+    """Returns two rewards: the task's, and minus the action's energy; below the autoreset.
 
       {"reward": r, "energy": -sum a^2}
 
@@ -77,20 +77,21 @@ class RewardClip(RewardWrapper):
         return tf.clip_by_value(reward, self.low, self.high)
 
 
-# Returns up to 30 times this are no outliers: a task may pay 1,000 at its end and nothing before.
+# Returns up to 30 times this are not outliers, since a task may have a single reward of 1,000 at
+# its end.
 USUAL_RETURN = 1e4
 
-# The field of `info` that tells where a return was an outlier, bool [B].
+# The field of `info` that marks outlier returns, bool [B].
 OUTLIER = "reward_outlier"
 
 
 @struct.dataclass
 class ReturnStatistics(struct.Struct):
-    """What normalises rewards.
+    """Statistics for reward normalisation.
 
     Attributes:
-      returns: float32 [B], the discounted return of the running episode, seen from its start on.
-      statistics: Moments of all of them so far.
+      returns: float32 [B], the discounted sum of the running episode's rewards.
+      statistics: Moments of all these sums so far.
     """
 
     returns: tf.Tensor
@@ -104,18 +105,17 @@ class RewardNormalize(StatefulWrapper):
       g_t = discount g_{t-1} + r_t,  paid_t = r_t / sqrt(var(g) + epsilon)
 
     As Gymnasium's NormalizeReward, over all environments of the batch: the moments include step t,
-    and begin with 1e-4 rows of mean 0 and variance 1. Unlike there, g starts from 0 after every
-    end, after a truncation too, and at the step after the end, not at it. Invalid rows count
-    nothing. A g far out of the scale of the others counts as `tfrl.ops.statistics.update` says and
-    goes on from there; its own step is divided by the deviation with g as it is, and `info`'s
-    `reward_outlier` says so. Above the autoreset only, so that the moments outlive episodes;
-    `info`'s `episode_return` stays the task's own.
+    and start with 1e-4 rows of mean 0 and variance 1. Unlike Gymnasium, g restarts from 0 after
+    every end, also a truncation, at the step after the end. Invalid rows are ignored. An outlier g
+    is clipped as in `tfrl.ops.statistics.update`; its own step is divided by the deviation that
+    includes the unclipped g, and `info`'s `reward_outlier` marks it. Only above the autoreset, so
+    that the moments continue across episodes; `info`'s `episode_return` stays unscaled.
 
     Source: https://gymnasium.farama.org/api/wrappers/reward_wrappers/.
 
     Attributes:
       env: An environment with an autoreset mode and one reward.
-      discount: Of g, in [0, 1].
+      discount: The discount of g, in [0, 1].
       epsilon: Added to the variance.
     """
 
@@ -129,7 +129,7 @@ class RewardNormalize(StatefulWrapper):
         checks.probability("RewardNormalize.discount", self.discount)
 
     def reset(self, key: tf.Tensor) -> EnvState:
-        """Starts an episode in every environment, and the moments."""
+        """Starts an episode in every environment, and resets the moments."""
         state = self.env.reset(key)
         moments = statistics.RunningStatistics(
             count=tf.constant(1e-4, tf.float64),
@@ -153,7 +153,7 @@ class RewardNormalize(StatefulWrapper):
         counted, (outlier,) = statistics.limited(own.statistics, returns, mask, USUAL_RETURN)
         moments = statistics.update(own.statistics, counted, mask=mask, usual=USUAL_RETURN)
         variance = tf.cast(moments.m2 / moments.count, tf.float32)
-        # Of the return as it is.
+        # With the unclipped return.
         deviation = tf.cast(returns, tf.float64) - moments.mean
         alone = tf.math.rsqrt((moments.m2 + tf.square(deviation)) / moments.count + self.epsilon)
         factor = tf.where(
@@ -192,9 +192,9 @@ class RewardScale(RewardWrapper):
 
 @struct.logic_dataclass
 class RewardSparse(StatefulWrapper):
-    """Pays 0, and at the step that ends an episode the sum of its rewards.
+    """Returns reward 0, and at an episode's last step the sum of its rewards.
 
-    Above the autoreset only: there it sees time limits too.
+    Only above the autoreset, where it sees time limits too.
     """
 
     def __post_init__(self) -> None:
@@ -212,7 +212,7 @@ class RewardSparse(StatefulWrapper):
         total = tf.nest.map_structure(tf.add, state.env_state.own, new.reward)
         nothing = tf.nest.map_structure(tf.zeros_like, total)
         ended = tf.logical_or(new.termination, new.truncation)
-        # Rows that are no steps have reward 0 after a total of 0: they pay nothing either.
+        # Rows that are not steps have reward 0 and a total of 0, so their result is 0 too.
         paid = where_rows(ended, total, nothing)
         owed = where_rows(ended, nothing, total)
         return new.replace(env_state=WrapperState(inner=new.env_state, own=owed), reward=paid)

@@ -1,4 +1,4 @@
-"""Learner connectors: the way from episodes to batches, in pieces."""
+"""Learner connectors: pieces of the pipeline from episodes to batches."""
 
 from tfrl.learners.connectors.batching import Batch, NormalizeObservations, ToTensors
 from tfrl.learners.connectors.columns import (

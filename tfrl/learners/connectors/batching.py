@@ -1,4 +1,4 @@
-"""Pieces that make one batch a module: concatenation, normalisation, tensors."""
+"""Pieces that make one batch per module: concatenation, normalisation, tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Nest = Any
 class Batch(Connector):
     """Concatenates the rows (or sequences) of a module's episodes: `{module_id: {column: nest}}`.
 
-    Every batch has a bool column `mask`, of the rows that count.
+    Every batch has a bool column `mask` of valid rows.
     """
 
     def __call__(
@@ -38,10 +38,10 @@ class Batch(Connector):
 
 
 class NormalizeObservations(Connector):
-    """Normalises `obs` as the networks see it, by the statistics of the state that acted.
+    """Normalises `obs` with the behaviour state's statistics.
 
-    For modules with `normalized(state, obs)` whose state has a normaliser; a loss takes its
-    observations as they are. It comes after the values, which normalise by themselves.
+    For modules with `normalized(state, obs)` whose state has a normaliser, since losses do not
+    normalise. It comes after the values, which normalise themselves.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class NormalizeObservations(Connector):
             module, state = modules[module_id], states[module_id]
             if getattr(state, "normalizer", None) is None or not hasattr(module, "normalized"):
                 continue
-            if learns_from_transitions(module):  # by the statistics of the moment it learns
+            if learns_from_transitions(module):  # with the statistics at learning time
                 continue
             normalized = function_of(self._functions, module_id, module, module.normalized)
             obs = as_spec(columns["obs"], getattr(module, "obs_spec", None))
@@ -122,7 +122,7 @@ def as_spec(nest: Nest, spec: Nest) -> Nest:
 def function_of(
     functions: dict[str, tuple[Any, RowFunction]], module_id: str, module: Any, fn: Any
 ) -> RowFunction:
-    """Returns the compiled function of a module, made anew once the module is another."""
+    """Returns the compiled function of a module, recreated if the module changed."""
     if module_id not in functions or functions[module_id][0] is not module:
         functions[module_id] = (module, RowFunction(fn))
     return functions[module_id][1]

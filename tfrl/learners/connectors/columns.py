@@ -15,23 +15,23 @@ from tfrl.learners.connectors.episode_rows import EpisodeRows, column, rows_by_e
 
 Nest = Any
 _LEAST = 8
-# Recurrent states enter a batch once a sequence, by AddStates.
+# AddStates adds recurrent states once per sequence.
 STATES = ("state_in", "state_out")
 
 
 class RowFunction:
-    """A pure function `fn(state, rows) -> rows`, traced once a power of two of rows.
+    """A pure function `fn(state, rows) -> rows`, traced once per power of two of rows.
 
-    Rows are filled up with zeros, False in a mask, and the result is cut again: the number of
-    steps changes from call to call, and every new one would retrace.
+    Rows are padded with zeros (False in a mask), and the result is cut: the number of steps changes
+    between calls, and every new number would retrace.
     """
 
     def __init__(self, fn: Callable[[Any, Nest], Nest]):
         """Compiles nothing yet.
 
         Args:
-          fn: Takes a state and a nest `[N, ...]`; returns a nest `[N, ...]` in which a row does not
-            depend on the rows after it.
+          fn: Takes a state and a nest `[N, ...]`; returns a nest `[N, ...]` whose rows do not
+            depend on later rows.
         """
         self._fn = fn
         self._compiled: dict[tuple[int, ...], Any] = {}
@@ -40,27 +40,27 @@ class RowFunction:
         """Returns the result for arrays `[N, ...]`, as arrays.
 
         Args:
-          state: Values or variables, handed on.
+          state: Values or variables, passed to the function.
           rows: A nest of arrays `[N, ...]`.
-          axes: How many leading axes are filled up to a power of two, all the same in all leaves.
+          axes: Number of leading axes padded to a power of two, equal in all leaves.
         """
         sizes = next(iter(struct.paths(rows).values())).shape[:axes]
         padded = lookback_buffer.map_leaves(lambda x: tf.constant(_padded(x, sizes)), rows)
         longest = tuple(map(padded_size, sizes))
         if longest not in self._compiled:
-            # One for each size: the few traces of a single one look to TensorFlow like a mistake.
+            # One function per size, since TensorFlow warns of several traces of one function.
             self._compiled[longest] = tf.function(counted_apart(self._fn))
         result = self._compiled[longest](struct.values(state), padded)
         return tf.nest.map_structure(lambda x: x.numpy()[tuple(map(slice, sizes))], result)
 
     @property
     def traces(self) -> int:
-        """How often the function has been traced."""
+        """The number of traces."""
         return sum(fn.experimental_get_tracing_count() for fn in self._compiled.values())
 
 
 def padded_size(size: int) -> int:
-    """The least power of two, at least 8, that is not smaller."""
+    """The smallest power of two >= max(size, 8)."""
     return max(_LEAST, 1 << (size - 1).bit_length())
 
 
@@ -112,7 +112,7 @@ class AgentToModule(Connector):
 
 
 class AddObservationsFromEpisodes(Connector):
-    """Adds `obs`, the observation o_t of every step, and keeps the last successor at hand."""
+    """Adds `obs`, the observation o_t of every step, and keeps the last successor."""
 
     def __call__(
         self,
@@ -162,8 +162,8 @@ class AddColumnsFromEpisodes(Connector):
         """Makes the piece.
 
         Args:
-          extras: The names of the policy's extras to add, an error where an episode lacks one;
-            all that an episode has if None.
+          extras: The names of the policy's extras to add, which every episode must have; all of an
+            episode's if None.
         """
         self.extras = None if extras is None else tuple(extras)
 

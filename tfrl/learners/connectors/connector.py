@@ -1,4 +1,4 @@
-"""A piece of the way from episodes to learner batches, and pipelines of pieces."""
+"""Pieces of the conversion from episodes to learner batches, and pipelines of pieces."""
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,22 +6,22 @@ from typing import Any
 
 from tfrl.errors import UserError, did_you_mean
 
-# Where pieces find in `shared_data` which modules may be trained; without it all may.
+# Key of `shared_data` with the modules that may be trained; without it all may.
 MODULES_TO_TRAIN = "modules_to_train"
 
 
 class Connector(abc.ABC):
     """One step from episodes to a learner batch.
 
-    What the batch is depends on where in a pipeline the piece stands: rows by episode before
+    The form of the batch depends on the position in the pipeline: rows by episode before
     `AgentToModule`, `{module_id: [EpisodeRows]}` after it, `{module_id: {column: array}}` after
-    `Batch`, and `{module_id: TensorDict}` after `ToTensors`. A piece of your own reads and changes
-    the columns that it finds there.
+    `Batch`, and `{module_id: TensorDict}` after `ToTensors`. A custom piece reads and changes the
+    columns at its position.
     """
 
     @property
     def name(self) -> str:
-        """What pipelines call the piece: the name of its class."""
+        """The piece's name in pipelines: the name of its class."""
         return type(self).__name__
 
     @abc.abstractmethod
@@ -38,11 +38,11 @@ class Connector(abc.ABC):
 
         Args:
           modules: `{module_id: module}` of the learner.
-          states: `{module_id: AgentState}`; values of the states that acted.
-          batch: What the pieces before made; it may be changed in place.
-          episodes: What the pipeline was given, `SingleAgentEpisode`s and `MultiAgentEpisode`s.
-          shared_data: What pieces tell each other and the caller in one call. Under "metrics" are
-            `{module_id: {name: float}}`; under "modules_to_train" the ids that may be trained.
+          states: `{module_id: AgentState}`; values of the behaviour states.
+          batch: The result of earlier pieces; may be changed in place.
+          episodes: The pipeline's input, `SingleAgentEpisode`s and `MultiAgentEpisode`s.
+          shared_data: Data shared among the pieces and with the caller in one call. "metrics" is
+            `{module_id: {name: float}}`; "modules_to_train" the ids that may be trained.
 
         Returns:
           The batch.
@@ -50,9 +50,9 @@ class Connector(abc.ABC):
 
 
 class ConnectorPipeline(Connector):
-    """Pieces that run one after the other; a pipeline is a piece, too.
+    """Pieces that run one after the other; a pipeline is also a piece.
 
-    Pieces are found by their name or their class; of several with one name the first is meant.
+    Pieces are found by name or class; with duplicate names, the first.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()):
@@ -83,7 +83,7 @@ class ConnectorPipeline(Connector):
         episodes: Sequence[Any],
         shared_data: dict[str, Any],
     ) -> dict[Any, Any]:
-        """Runs all pieces, each on the batch of the one before."""
+        """Runs all pieces, each on the result of the previous one."""
         for piece in self.connectors:
             batch = piece(
                 modules=modules,
@@ -95,35 +95,35 @@ class ConnectorPipeline(Connector):
         return batch
 
     def append(self, piece: Connector) -> "ConnectorPipeline":
-        """Puts a piece at the end; returns the pipeline, as all that change it."""
+        """Appends a piece; returns the pipeline, like all methods that change it."""
         self.connectors.append(_checked(piece))
         return self
 
     def prepend(self, piece: Connector) -> "ConnectorPipeline":
-        """Puts a piece at the front."""
+        """Inserts a piece at the front."""
         self.connectors.insert(0, _checked(piece))
         return self
 
     def insert_before(self, which: str | type[Connector], piece: Connector) -> "ConnectorPipeline":
-        """Puts a piece before another.
+        """Inserts a piece before another.
 
         Args:
           which: Name or class of the other.
           piece: The new one.
 
         Raises:
-          UserError: When there is no such piece.
+          UserError: If there is no such piece.
         """
         self.connectors.insert(self._index(which), _checked(piece))
         return self
 
     def insert_after(self, which: str | type[Connector], piece: Connector) -> "ConnectorPipeline":
-        """Puts a piece after another; see `insert_before`."""
+        """Inserts a piece after another; see `insert_before`."""
         self.connectors.insert(self._index(which) + 1, _checked(piece))
         return self
 
     def remove(self, which: str | type[Connector]) -> "ConnectorPipeline":
-        """Takes a piece out; see `insert_before`."""
+        """Removes a piece; see `insert_before`."""
         del self.connectors[self._index(which)]
         return self
 

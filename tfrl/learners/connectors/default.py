@@ -1,4 +1,4 @@
-"""The usual pipeline from episodes to batches of PPO-like modules."""
+"""The default pipeline from episodes to batches."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ Nest = Any
 
 
 def learns_from_advantages(module: Any) -> bool:
-    """Whether a module's losses take advantages: it has values, or says why it cannot."""
+    """Whether a module's losses use advantages: it has values, or a reason why not."""
     if learns_from_transitions(module):
         return False
     names = ("compute_values", "gae_lambda", "why_not_episodes")
@@ -48,13 +48,13 @@ class GeneralAdvantageEstimation(Connector):
     """Adds `value`, `value_target` and `advantage`, by `ops.gae` at the true successors.
 
     The module's value function is called once, for the observations and the last successors of
-    all its episodes together. An episode that is truncated, or goes on in another chunk,
-    bootstraps from the value of its last observation, one that terminated does not. No step is
-    added anywhere. Under `shared_data["metrics"]` it leaves `explained_variance` and `value_mean`.
+    all its episodes together. An episode that is truncated, or continues in another chunk,
+    bootstraps from the value of its last observation; one that terminated does not. No step is
+    added. It writes `explained_variance` and `value_mean` to `shared_data["metrics"]`.
 
-    A module offers `compute_values(state, obs) -> float32 [N]` for observations `[N, ...]` as the
-    environment gives them; a recurrent one `compute_values(state, obs, carry=carry) -> [B, T]` for
-    whole episodes `[B, T, ...]` and the states `[B, ...]` at their starts.
+    A module needs `compute_values(state, obs) -> float32 [N]` for raw observations `[N, ...]`; a
+    recurrent one `compute_values(state, obs, carry=carry) -> [B, T]` for whole episodes
+    `[B, T, ...]` and the states `[B, ...]` at their starts.
     """
 
     def __init__(
@@ -68,11 +68,10 @@ class GeneralAdvantageEstimation(Connector):
         Args:
           discount: gamma; each module's own `discount` if None.
           lambda_: Each module's own `gae_lambda` if None.
-          module_ids: The modules to do it for; if None all for which `learns_from_advantages`
-            says so.
+          module_ids: The modules to process; if None, those with `learns_from_advantages`.
 
         Raises:
-          UserError: For a number outside of 0 to 1.
+          UserError: For a number outside 0 to 1.
         """
         for name, number in (("discount", discount), ("lambda_", lambda_)):
             if number is not None and not 0 <= number <= 1:
@@ -110,7 +109,7 @@ class GeneralAdvantageEstimation(Connector):
         return batch
 
     def check(self, modules: Mapping[str, Any]) -> None:
-        """Raises a UserError that names all that modules lack for this piece."""
+        """Raises a UserError that lists everything that modules lack for this piece."""
         lacks = []
         for module_id, module in modules.items():
             why = getattr(module, "why_not_episodes", None)
@@ -154,7 +153,7 @@ class GeneralAdvantageEstimation(Connector):
             "value": value,
             "next_value": next_value,
             "termination": termination,
-            # Every chunk is cut after its last row, so that none leans on the next one's rows.
+            # Every chunk ends after its last row, so that none uses rows of the next.
             "truncation": (self._joined(parts, "truncation") | last) & ~termination,
             "mask": np.ones([len(value)], bool),
         }
@@ -235,10 +234,10 @@ def default_learner_pipeline(
     lambda_: float | None = None,
     max_seq_len: int = 20,
 ) -> ConnectorPipeline:
-    """Makes the pipeline from episodes to `{module_id: TensorDict}`, as each module learns.
+    """Makes the pipeline from episodes to `{module_id: TensorDict}` for each kind of module.
 
     Agents like PPO get the columns of `PolicyBatch`, off-policy agents those of a `Transition` with
-    n-step rewards, modules with a loss of their own `obs`, `action`, `reward`, `termination`,
+    n-step rewards, modules with their own loss `obs`, `action`, `reward`, `termination`,
     `truncation`, the policy's extras and `mask`. Rows of recurrent modules, those with
     `initial_carry`, become sequences with `state_in`.
 
@@ -249,10 +248,10 @@ def default_learner_pipeline(
       max_seq_len: The length of sequences, in steps.
 
     Returns:
-      The pipeline; pieces can be put in and taken out.
+      The pipeline; pieces can be inserted and removed.
 
     Raises:
-      UserError: For modules that train and lack what the pipeline needs.
+      UserError: For trained modules that lack methods needed by the pipeline.
     """
     advantages = GeneralAdvantageEstimation(discount, lambda_)
     trained = {m: x for m, x in modules.items() if getattr(x, "updates", ())}

@@ -1,4 +1,4 @@
-"""The rows of one episode on their way into a batch."""
+"""The rows of one episode in the pipeline."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ class EpisodeRows:
     """Columns of the steps of one agent's episode.
 
     Attributes:
-      episode: Where they come from.
+      episode: The source.
       columns: `{name: nest}`, leaves `[T, ...]`; after `AddTimeDimAndMask` `[S, L, ...]`.
       final_obs: The true successor of the last step, leaves `[1, ...]`. A piece that changes the
-        column `obs` changes it alike, since values are computed for both.
-      sequence_starts: The steps at which sequences start, once there is a time dimension.
+        column `obs` must also change it, since values are computed for both.
+      sequence_starts: The steps where sequences start, once there is a time dimension.
     """
 
     episode: SingleAgentEpisode
@@ -35,12 +35,12 @@ class EpisodeRows:
 def rows_by_episode(
     batch: dict[Any, Any], episodes: Sequence[Any], piece: str
 ) -> dict[tuple[int, Any], EpisodeRows]:
-    """Returns the rows by (index of the episode, agent id), made when there are none yet.
+    """Returns the rows by (episode index, agent id); creates them if needed.
 
     Episodes without a step have no rows.
 
     Raises:
-      UserError: Without any step, or when the rows are past this stage.
+      UserError: Without any step, or if the rows are past this stage.
     """
     if batch:
         if all(isinstance(rows, EpisodeRows) for rows in batch.values()):
@@ -69,7 +69,7 @@ def rows_by_module(batch: dict[Any, Any], piece: str) -> dict[str, list[EpisodeR
     """Returns the batch, `{module_id: [EpisodeRows]}`.
 
     Raises:
-      UserError: When it is before or past this stage.
+      UserError: If it is before or past this stage.
     """
     if all(isinstance(rows, list) for rows in batch.values()):
         return batch
@@ -85,7 +85,7 @@ def columns_by_module(batch: dict[Any, Any], piece: str) -> dict[str, dict[str, 
     """Returns the batch, `{module_id: {column: nest of arrays}}`.
 
     Raises:
-      UserError: When it is before this stage.
+      UserError: If it is before this stage.
     """
     if all(isinstance(rows, dict) for rows in batch.values()):
         return batch
@@ -101,7 +101,7 @@ def column(rows: EpisodeRows, name: str, piece: str) -> Nest:
     """Returns a column.
 
     Raises:
-      UserError: When no piece has added it.
+      UserError: If no piece has added it.
     """
     if name in rows.columns:
         return rows.columns[name]

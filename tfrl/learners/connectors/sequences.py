@@ -15,7 +15,7 @@ Nest = Any
 
 
 def initial_state(module: Any) -> Nest:
-    """Returns the recurrent state `[...]` at an episode's start; None for no recurrent module.
+    """Returns the recurrent state `[...]` at an episode start; None without memory.
 
     Args:
       module: A module; a recurrent one has `initial_carry(batch_size)`.
@@ -28,18 +28,18 @@ def initial_state(module: Any) -> Nest:
 
 
 def state_before(episode: SingleAgentEpisode, step: int, initial: Nest) -> Nest:
-    """Returns the recurrent state `[...]` that a module had before a step.
+    """Returns a module's recurrent state `[...]` before a step.
 
-    It is the extra `state_in` of the step, or else the `state_out` of the step before, which may
-    lie in the lookback; at the start of the whole episode it is `initial`.
+    It is the extra `state_in` of the step, or else `state_out` of the previous step, possibly in
+    the lookback; at the start of the whole episode it is `initial`.
 
     Args:
-      episode: With the states among its policy's extras.
+      episode: An episode with the states in its policy extras.
       step: The step's index in this chunk.
-      initial: The state at an episode's start.
+      initial: The state at an episode start.
 
     Raises:
-      UserError: When the episode has no such state.
+      UserError: If the episode has no such state.
     """
     extras = episode.policy_extras
     if "state_in" in extras:
@@ -62,8 +62,8 @@ def state_before(episode: SingleAgentEpisode, step: int, initial: Nest) -> Nest:
 class AddTimeDimAndMask(Connector):
     """Cuts the rows of recurrent modules into sequences, leaves `[S, max_seq_len, ...]`.
 
-    A sequence never spans two episodes. What is missing at the end of an episode is filled up with
-    zeros, and False in the column `mask`. Rows of other modules stay as they are.
+    A sequence never spans two episodes. The end of an episode is padded with zeros, and False in
+    the column `mask`. Rows of other modules are unchanged.
     """
 
     def __init__(self, max_seq_len: int = 20):
@@ -73,7 +73,7 @@ class AddTimeDimAndMask(Connector):
           max_seq_len: The length of every sequence, in steps.
 
         Raises:
-          UserError: For anything but a whole number of at least 1.
+          UserError: Unless it is an integer of at least 1.
         """
         if isinstance(max_seq_len, bool) or not isinstance(max_seq_len, int) or max_seq_len < 1:
             raise UserError(

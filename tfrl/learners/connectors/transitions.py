@@ -16,12 +16,12 @@ def learns_from_transitions(module: Any) -> bool:
 
 
 class AddNStepTransitions(Connector):
-    """Makes the rows of off-policy agents transitions of up to `n_step` steps.
+    """Turns the rows of off-policy agents into transitions of up to `n_step` steps.
 
-    A row begins at each step t and goes over m steps, n or fewer where the episode ends before:
-    `reward` is sum_{k<m} gamma^k r_{t+k}, `next_obs` the true successor o_{t+m}, and `discount`
-    gamma^m, 0 where the last of these steps terminated. n and gamma are the module's `n_step` and
-    `discount`. Rows of other modules stay as they are.
+    A row begins at each step t and spans m steps, n or fewer if the episode ends earlier: `reward`
+    is sum_{k<m} gamma^k r_{t+k}, `next_obs` the true successor o_{t+m}, and `discount` gamma^m, or
+    0 if the last of these steps terminated. n and gamma are the module's `n_step` and `discount`.
+    Rows of other modules are unchanged.
     """
 
     def __call__(

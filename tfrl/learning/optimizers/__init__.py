@@ -7,7 +7,7 @@ from tfrl.learning.optimizers.lion import Lion
 from tfrl.learning.optimizers.rmsprop import RMSprop
 from tfrl.learning.optimizers.sgd import SGD
 
-# The names under which settings know them.
+# Their names in settings.
 BY_NAME: dict[str, type[Optimizer]] = {
     "adam": Adam,
     "adamw": AdamW,

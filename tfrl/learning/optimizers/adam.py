@@ -18,7 +18,7 @@ class Adam(Optimizer):
     Attributes:
       beta_1: Decay of the mean of gradients.
       beta_2: Decay of the mean of their squares.
-      epsilon: Beside the root; 1e-5 is that of the PPO baselines.
+      epsilon: Added to the root; 1e-5 as in the PPO baselines.
     """
 
     beta_1: float = 0.9
@@ -69,7 +69,7 @@ class AdamW(Adam):
     Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2.
 
     Attributes:
-      weight_decay: The share of each parameter that a step at a learning rate of 1 takes off.
+      weight_decay: Relative decay of each parameter per step at a learning rate of 1.
     """
 
     weight_decay: float = 4e-3

@@ -1,4 +1,4 @@
-"""An optimizer together with the variables that it changes."""
+"""An optimizer bound to its variables."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class BoundOptimizer:
         Args:
           optimizer: The functions.
           params: The variables that are trained.
-          learning_rate: That of the first step.
+          learning_rate: The rate of the first step.
         """
         self.optimizer = optimizer
         self._places = {p.ref(): i for i, p in enumerate(params)}
@@ -68,13 +68,13 @@ class BoundOptimizer:
         slots: Sequence[Slot],
         own: Mapping[str, tf.Variable],
     ) -> "BoundOptimizer":
-        """Returns an optimizer over variables that exist.
+        """Returns an optimizer over existing variables.
 
         Args:
           optimizer: The functions.
           params: The variables that are trained.
-          slots: What is kept for each of them.
-          own: "iterations" and "learning_rate".
+          slots: The slots of each variable.
+          own: The variables "iterations" and "learning_rate".
         """
         bound = object.__new__(cls)
         bound.optimizer, bound.slots = optimizer, list(slots)
@@ -93,7 +93,7 @@ class BoundOptimizer:
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with gradients of some or all of the variables.
 
-        Under a strategy in replica context, with the same gradients on every replica.
+        Under a strategy, call it in replica context with the same gradients on every replica.
         """
         places = [self._places[v.ref()] for v in variables]
         own = {name: [slots[i] for i in places] for name, slots in self._slots.items()}
@@ -105,7 +105,7 @@ class BoundOptimizer:
         )
 
     def own_variables(self) -> dict[str, tf.Variable]:
-        """Returns the variables that belong to no parameter, by name."""
+        """Returns the variables that are not slots, by name."""
         return {"iterations": self.iterations, "learning_rate": self.learning_rate}
 
     def unbound(self) -> Optimizer:

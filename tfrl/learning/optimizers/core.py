@@ -17,12 +17,11 @@ Slots = dict[str, Any]
 class Optimizer(struct.Struct, abc.ABC):
     """Steps of gradient descent as functions of parameters and slots.
 
-    Where the leaves of parameters and slots are tf.Variables they are updated in place, by
-    TensorFlow's fused kernel where there is one. Where they are tensors new ones are returned.
-    Equal to Keras' optimizers of the same names to 1e-6.
+    tf.Variables are updated in place, by TensorFlow's fused kernel if there is one; for tensors new
+    values are returned. Results equal those of the Keras optimizers of the same names to 1e-6.
 
-    A population has a leading axis: parameters `[P, ...]`, with a learning rate `[P]` if it differs
-    between members, and `iterations` `[P]` if their counts do.
+    A population has a leading axis: parameters `[P, ...]`, with a learning rate `[P]` and
+    `iterations` `[P]` if they differ between members.
 
     A subclass names its slots and defines one leaf's step.
     """
@@ -30,7 +29,7 @@ class Optimizer(struct.Struct, abc.ABC):
     @property
     @abc.abstractmethod
     def slot_names(self) -> tuple[str, ...]:
-        """The names of the slots of each leaf, which have its shape."""
+        """The names of the slots of each leaf, of the leaf's shape."""
 
     def init(self, params: Nest) -> Slots:
         """Returns the slots before the first step.
@@ -39,7 +38,7 @@ class Optimizer(struct.Struct, abc.ABC):
           params: Tensors or tf.Variables of floating point.
 
         Returns:
-          `{"iterations": int64 scalar, slot name: zeros of the form of params}`, tensors.
+          `{"iterations": int64 scalar, slot name: zeros with the structure of params}`, tensors.
         """
         zeros = {
             name: tf.nest.map_structure(lambda p: tf.zeros(p.shape, p.dtype), params)
@@ -53,13 +52,13 @@ class Optimizer(struct.Struct, abc.ABC):
         """Takes one step.
 
         Args:
-          gradients: Of the form of params.
-          slots: As `init` gives them; variables where params are.
+          gradients: A nest like params.
+          slots: As from `init`; variables if params are variables.
           params: Tensors, or tf.Variables, which change in place.
           learning_rate: float32 scalar, or `[P]` for params of a leading axis P.
 
         Returns:
-          `(params, slots)` after the step; the same objects where they are variables.
+          `(params, slots)` after the step; the same objects if they are variables.
         """
         leaves = tf.nest.flatten(params)
         grads = tf.nest.flatten(gradients)
@@ -102,7 +101,7 @@ class Optimizer(struct.Struct, abc.ABC):
           param: The leaf.
           slots: In the order of `slot_names`.
           rate: The learning rate, a scalar or `[P, 1, ...]`.
-          count: The number of this step, from 1; likewise.
+          count: The number of this step, from 1; a scalar or `[P, 1, ...]`.
         """
 
     def _step_in_place(
@@ -122,12 +121,12 @@ class Optimizer(struct.Struct, abc.ABC):
 
 
 def fuses(*numbers: tf.Tensor) -> bool:
-    """Whether a fused kernel takes these rates and counts: it takes scalars only."""
+    """Whether a fused kernel supports these rates and counts, i.e. all are scalars."""
     return all(number.shape.rank == 0 for number in numbers)
 
 
 def _beside(number: tf.Tensor, param: Any) -> tf.Tensor:
-    """A number `[P]` as `[P, 1, ...]`, to multiply a leaf `[P, ...]`; a scalar as it is."""
+    """A number `[P]` as `[P, 1, ...]`, to multiply a leaf `[P, ...]`; a scalar unchanged."""
     if number.shape.rank == 0:
         return number
     return tf.reshape(number, [-1] + [1] * (param.shape.rank - 1))

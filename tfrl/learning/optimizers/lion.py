@@ -1,4 +1,4 @@
-"""Lion: steps of equal size, by the sign of an average of gradients."""
+"""Lion: steps by the sign of an average of gradients."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Lion(Optimizer):
       p = p - lr sign(b1 m + (1 - b1) g),  m = b2 m + (1 - b2) g
 
     Attributes:
-      beta_1: Share of the average in the direction of a step.
+      beta_1: Weight of the average in the step direction.
       beta_2: Decay of the average.
     """
 

@@ -17,9 +17,9 @@ class RMSprop(Optimizer):
 
     Attributes:
       rho: Decay of the means.
-      momentum: Share of the last step that the next one keeps.
+      momentum: Fraction of the last step in the next one.
       epsilon: Under the root.
-      centered: Whether the squared mean of gradients is taken off (Graves 2013,
+      centered: Whether to subtract the squared mean of gradients (Graves 2013,
         https://arxiv.org/abs/1308.0850, as in DQN).
     """
 

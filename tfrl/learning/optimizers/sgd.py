@@ -1,4 +1,4 @@
-"""Gradient descent, with momentum and Nesterov's form of it as options."""
+"""Gradient descent, with momentum and Nesterov momentum as options."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ class SGD(Optimizer):
     Sutskever et al. 2013, http://proceedings.mlr.press/v28/sutskever13.html, equations 1 to 4.
 
     Attributes:
-      momentum: Share of the last step that the next one keeps.
-      nesterov: Whether the gradient counts as that after the step of the momentum.
+      momentum: Fraction of the last step in the next one.
+      nesterov: Whether to use Nesterov momentum.
     """
 
     momentum: float = 0.0
@@ -26,7 +26,7 @@ class SGD(Optimizer):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The last step, where the next one keeps some of it."""
+        """The last step, if there is momentum."""
         return ("momentum",) if self.momentum else ()
 
     def _step(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:

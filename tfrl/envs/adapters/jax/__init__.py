@@ -1,8 +1,7 @@
 """JAX environments inside TensorFlow graphs: Brax, gymnax, jumanji, and a user's pure functions.
 
-`reset` and `step` are vectorised by `jax.vmap` and converted once by `jax2tf`; from then on they
-are operations of TensorFlow, which compile together with the policy. JAX is imported when an
-environment is made.
+`jax.vmap` vectorises `reset` and `step`, and `jax2tf` converts them once. They are then TensorFlow
+operations, which compile together with the policy. JAX is imported when an environment is created.
 """
 
 from tfrl.envs.adapters.jax.bridge import JaxEnv, JaxTask, wrap

@@ -22,14 +22,14 @@ class JaxTask(struct.Struct):
     """One JAX environment, without a batch axis.
 
     Attributes:
-      name: What messages call it.
+      name: Its name in messages.
       reset: `reset(key) -> (state, obs, info)`; the key is uint32 [2], the state any pytree.
       step: `step(state, action) -> (state, obs, reward, termination, truncation, info)`.
       obs_spec: Nest of specs of one observation.
       action_spec: Nest of specs of one action.
       render: `render(state) -> uint8 [H, W, 3]` of a state of NumPy arrays, or None.
-      scene: `scene(states) -> html` of such states, or None.
-      source: The library's environment behind it, or None.
+      scene: `scene(states) -> html` of a list of such states, or None.
+      source: The library's environment, or None.
     """
 
     name: str
@@ -46,14 +46,13 @@ class JaxTask(struct.Struct):
 class JaxEnv(Env):
     """A batch of JAX environments; a bare environment.
 
-    `reset(key)` is `jax.vmap(reset)(jax.random.split(key, num_envs))`: a key here is a raw key
-    there, bit by bit. `env_state` is the tuple of the leaves of JAX's state, keys as int32.
+    `reset(key)` is `jax.vmap(reset)(jax.random.split(key, num_envs))`: the key has the bits of
+    JAX's raw key. `env_state` is the tuple of the leaves of JAX's state, keys as int32.
 
-    Both functions are converted when they are first called, once for equal tasks and numbers of
-    environments.
+    The first call converts both functions, once for equal tasks and numbers of environments.
 
     Attributes:
-      task: The environment.
+      task: The JAX environment.
       num_envs: B.
     """
 
@@ -72,7 +71,7 @@ class JaxEnv(Env):
 
     @property
     def steps_in_xla(self) -> bool:
-        """True: `jax2tf` gives programs of XLA."""
+        """True: `jax2tf` produces XLA programs."""
         return True
 
     @tf.autograph.experimental.do_not_convert
@@ -109,18 +108,18 @@ class JaxEnv(Env):
         return _converted(self.task, self.num_envs).layout.decode(leaves, np)
 
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
-        """Draws environment `index` with the library's own renderer."""
+        """Renders environment `index` with the library's own renderer."""
         if self.task.render is None:
             raise NotImplementedError(f"{self.task.name} has no renderer")
         return np.asarray(self.task.render(self.jax_state(state, index)), np.uint8)
 
     @property
     def has_scenes(self) -> bool:
-        """Whether the library writes pages."""
+        """Whether the library writes HTML scenes."""
         return self.task.scene is not None
 
     def write_scene(self, states: Sequence[EnvState], path: pathlib.Path) -> None:
-        """Writes the page that the library makes of the states of environment 0."""
+        """Writes the library's HTML scene of the states of environment 0."""
         if self.task.scene is None:
             raise NotImplementedError(f"{self.task.name} has no scenes")
         path.write_text(self.task.scene([self.jax_state(state) for state in states]))
@@ -136,30 +135,30 @@ def wrap(
     render: Callable[[Any], np.ndarray] | None = None,
     name: str = "",
 ) -> JaxEnv:
-    """Makes a bare environment of pure JAX functions of one environment.
+    """Creates a bare environment from pure JAX functions of one environment.
 
-    Give it time limit, statistics and autoreset by a registration:
+    A registration adds time limit, statistics and autoreset:
 
         register("my:Task", functools.partial(wrap, reset, step, action_spec=DiscreteSpec(3)),
                  max_episode_steps=200)
         env = tfrl.make_env("my:Task", num_envs=64)
 
     Args:
-      reset: `reset(key) -> (state, obs)` or `(state, obs, info)`, with a raw key uint32 [2] as of
-        `jax.random.PRNGKey`. A step that draws keeps a key in its state.
+      reset: `reset(key) -> (state, obs)` or `(state, obs, info)`, with a raw key uint32 [2] as from
+        `jax.random.PRNGKey`. A random step keeps a key in its state.
       step: `step(state, action) -> (state, obs, reward, termination, truncation)`, or with `info`
-        behind them. Where only `step` gives info, it is zeros after a reset. The observation at an
-        end is the terminal one: no autoreset of its own.
+        last. If only `step` returns info, it is zeros after a reset. The functions must not
+        autoreset: the last observation of an episode is the terminal one.
       action_spec: Nest of specs of one action, without batch axis.
-      obs_spec: Nest of specs of one observation; None for unbounded ones of its shapes. In it, a
-        NamedTuple or a dataclass is a dict.
+      obs_spec: Nest of specs of one observation; None infers unbounded specs. In it, a NamedTuple
+        or a dataclass is a dict.
       num_envs: B.
       render: `render(state) -> uint8 [H, W, 3]`, or None.
-      name: What messages call it; by default the name of `step`.
+      name: Its name in messages; by default the name of `step`.
 
     Raises:
-      UserError: For a JAX that is missing or does not fit, functions that return something else,
-        and specs that do not fit what `reset` returns.
+      UserError: For a missing or incompatible JAX, functions with other results, and specs that
+        do not match the results of `reset`.
     """
     jax = versions.load("jax")
     name = name or getattr(step, "__qualname__", "step")
@@ -191,10 +190,10 @@ def as_nest(tree: Any) -> Nest:
 
 
 def fit_spec(name: str, spec: Nest, shapes: Nest) -> Nest:
-    """Returns the specs of what JAX gives, with the bounds of `spec` where they are known.
+    """Returns the specs of JAX's shapes, with the bounds of `spec` if given.
 
     Args:
-      name: What messages call the environment.
+      name: The environment's name in messages.
       spec: Nest of specs, or None.
       shapes: Nest of `jax.ShapeDtypeStruct`.
     """
@@ -223,7 +222,7 @@ def fit_spec(name: str, spec: Nest, shapes: Nest) -> Nest:
 
 
 def _with_info(name: str, method: str, fn: Callable[..., Any], size: int, *args: Any) -> tuple:
-    """Calls a user's function; an info that is left out is an empty one."""
+    """Calls a user's function; a missing info becomes an empty one."""
     result = fn(*args)
     if not isinstance(result, tuple) or len(result) not in (size - 1, size):
         parts = "state, obs" + (", reward, termination, truncation" if size == 6 else "")
@@ -236,9 +235,9 @@ def _with_info(name: str, method: str, fn: Callable[..., Any], size: int, *args:
 
 
 class _Layout:
-    """JAX's state as a tuple of arrays that TensorFlow and checkpoints can hold, and back.
+    """Converts JAX's state to a tuple of arrays for TensorFlow and checkpoints, and back.
 
-    Keys cross as their data, and unsigned words as int32, which every operation takes.
+    Keys become their data, and unsigned words int32, which every operation supports.
     """
 
     def __init__(self, state: Any):
@@ -261,7 +260,7 @@ class _Layout:
         return tuple(map(encoded, leaves, self.kinds))
 
     def decode(self, leaves: Any, numpy: Any = None) -> Any:
-        """Returns the state of its leaves; `numpy` keeps NumPy's arrays as they are."""
+        """Rebuilds the state from its leaves; `numpy` keeps NumPy arrays unchanged."""
         jax = versions.load("jax")
 
         def decoded(x: Any, is_key: bool, dtype: Any) -> Any:
@@ -276,14 +275,14 @@ class _Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Converted:
-    """The functions of a batch in TensorFlow."""
+    """The TensorFlow functions of a batch."""
 
     layout: _Layout
     reset: Any
     step: Any
 
 
-_converting = threading.RLock()  # replicas trace in threads of their own
+_converting = threading.RLock()  # each replica traces in its own thread
 
 
 def _converted(task: JaxTask, num_envs: int) -> _Converted:
@@ -293,7 +292,7 @@ def _converted(task: JaxTask, num_envs: int) -> _Converted:
 
 @functools.lru_cache(maxsize=64)
 def _convert(task: JaxTask, num_envs: int) -> _Converted:
-    """Converts both functions, vectorised; what traces them calls the one result."""
+    """Vectorises and converts both functions; all traces share the result."""
     jax = versions.load("jax")
     versions.check_devices(jax.default_backend(), bool(tf.config.list_logical_devices("GPU")))
     given = jax.eval_shape(jax.vmap(task.reset), jax.ShapeDtypeStruct((num_envs, 2), np.uint32))
@@ -302,7 +301,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
         task.action_spec,
     )
     layout = _Layout(given[0])
-    info: dict[str, Any] = {}  # zeros of what a step gives, filled where step is traced
+    info: dict[str, Any] = {}  # zeros like a step's info, filled when step is traced
 
     def step(leaves: Any, action: Any) -> Any:
         result = jax.vmap(task.step)(layout.decode(leaves), action)
@@ -337,7 +336,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
 
 
 def _as_tensorflow(fn: Callable[..., Any], args: Any) -> Any:
-    """Lowers a function of JAX to a concrete function of nests of tensors."""
+    """Lowers a JAX function to a concrete function of nests of tensors."""
     jax2tf = versions.load("jax.experimental.jax2tf")
 
     def lower(**options: Any) -> Any:
@@ -350,8 +349,8 @@ def _as_tensorflow(fn: Callable[..., Any], args: Any) -> Any:
     made = lower()
     modules = [o.get_attr("module") for o in made.graph.get_operations() if o.type == _CALL]
     if any(kernel in module for module in modules for kernel in _JAXLIB_KERNELS):
-        # Linear algebra lies in kernels of jaxlib, which TensorFlow does not have. The rules for
-        # TPUs leave it to XLA, and their programs run anywhere.
+        # Linear algebra uses kernels of jaxlib, which TensorFlow lacks. The TPU lowering rules
+        # leave it to XLA, and their programs run on any device.
         everywhere = (jax2tf.DisabledSafetyCheck.platform(),)
         made = lower(
             native_serialization_platforms=("tpu",),
@@ -369,7 +368,7 @@ def _spec(x: Any) -> tf.TensorSpec:
 
 
 def _check_step(name: str, before: Any, after: Any) -> None:
-    """Refuses a step whose state or observation has another structure than those of a reset."""
+    """Refuses a step whose state or observation differs in structure from a reset's."""
     jax = versions.load("jax")
 
     for thing, a, b in (("state", before[0], after[0]), ("obs", before[1], after[1])):

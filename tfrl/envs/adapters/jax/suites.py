@@ -20,7 +20,7 @@ _GENERAL = (
     *("num_envs", "autoreset", "max_episode_steps", "wrappers", "outer_wrappers"),
     "info_fields",
 )
-# The tasks that were made: equal ids and arguments give one task, which is converted once.
+# Cache of tasks: equal ids and arguments share one task, which is converted once.
 _made: dict[Hashable, tuple[JaxTask, int | None]] = {}
 _KEPT = 64
 
@@ -46,17 +46,17 @@ def _make_suite(
     Args:
       suite: The suite's name.
       build: `build(id, task, **kwargs) -> (JaxTask, limit in steps or None)`.
-      task: What stands behind the colon.
+      task: The part of the id after the colon.
       num_envs: B.
       autoreset: The mode.
-      max_episode_steps: As of `make_env`.
-      wrappers: As of `make_env`.
-      outer_wrappers: As of `make_env`.
-      info_fields: As of `make_env`: names of Brax's metrics, gymnax's info, jumanji's extras.
+      max_episode_steps: See `make_env`.
+      wrappers: See `make_env`.
+      outer_wrappers: See `make_env`.
+      info_fields: See `make_env`: names of Brax's metrics, gymnax's info, jumanji's extras.
       **kwargs: Arguments of the library's own environment.
 
     Raises:
-      UserError: For an unknown task or argument, and a JAX that is missing or does not fit.
+      UserError: For an unknown task or argument, and a missing or incompatible JAX.
     """
     key = logic_key((suite, task, kwargs))
     if key not in _made:
@@ -76,7 +76,7 @@ def _make_suite(
 
 
 def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Calls a library's constructor; an argument that it does not take is a UserError."""
+    """Calls a library's constructor; an unknown argument is a UserError."""
     try:
         return make(**kwargs)
     except TypeError as error:
@@ -101,13 +101,13 @@ def _known(suite: str, task: str, tasks: Iterable[str]) -> None:
 
 
 def brax_task(env: Any, name: str = "") -> JaxTask:
-    """Returns the task of an environment of Brax, without Brax's wrappers.
+    """Returns the task of a Brax environment without Brax's wrappers.
 
     Actions lie within the control range of the actuators. `info` has Brax's metrics.
 
     Args:
       env: A `brax.envs.Env`.
-      name: What messages call it; by default its class.
+      name: Its name in messages; by default its class.
     """
     jax = versions.load("jax")
 
@@ -122,7 +122,7 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
 
     @functools.cache
     def renderer() -> tuple[Any, Any]:
-        # What `env.render` makes anew for every call, which takes most of its time.
+        # `env.render` would rebuild it in every call, which takes most of its time.
         mujoco = versions.load("mujoco")
         return mujoco.Renderer(env.sys.mj_model), mujoco.MjData(env.sys.mj_model)
 
@@ -136,7 +136,7 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
     def scene(states: list[Any]) -> str:
         if hasattr(env.sys, "dt"):
             shown = env.sys.replace(dt=float(env.dt))
-        else:  # from Brax 0.10.5 on
+        else:  # since Brax 0.10.5
             shown = env.sys.tree_replace({"opt.timestep": float(env.dt)})
         html = versions.load("brax.io.html")
         return html.render(shown, [x.pipeline_state for x in states], colab=False)
@@ -168,13 +168,13 @@ make_brax = functools.partial(_make_suite, "jax/brax", _build_brax)
 
 # gymnax.
 
-# The length of an episode belongs to these tasks: its end is a termination. Elsewhere gymnax's
-# `done` mixes time limit and termination, so its limit is taken out and `Episode` truncates.
+# In these tasks the time limit is part of the task, so it terminates. In the others gymnax's
+# `done` mixes time limit and termination, so gymnax's limit is removed and `Episode` truncates.
 _FIXED_LENGTH = ("-bsuite", "Bandit-misc")
 
 
 def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int | None]:
-    """A task of gymnax; arguments are fields of its parameters, or of its constructor."""
+    """A task of gymnax; arguments are its parameters or those of its constructor."""
     gymnax = versions.load("gymnax")
     jax = versions.load("jax")
     _known("jax/gymnax", task, gymnax.registered_envs)
@@ -196,7 +196,7 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
         state, key = state
         key, step_key = jax.random.split(key)
         obs, state, reward, done, info = env.step_env(step_key, state, action, params)
-        if hasattr(env, "is_truncated"):  # from gymnax 1.0 on, `done` is a termination alone
+        if hasattr(env, "is_truncated"):  # since gymnax 1.0, `done` is only termination
             done = jax.numpy.logical_or(done, env.is_truncated(state, params))
         return (state, key), obs, reward, done, jax.numpy.zeros((), bool), info
 
@@ -216,7 +216,7 @@ make_gymnax = functools.partial(_make_suite, "jax/gymnax", _build_gymnax)
 
 
 def _gymnax_action(space: Any) -> Nest:
-    """Turns a space of gymnax into specs; of observations, its bounds are not always right."""
+    """Converts an action space of gymnax; bounds of observation spaces are unreliable."""
     if hasattr(space, "spaces"):
         if isinstance(space.spaces, dict):
             return {k: _gymnax_action(s) for k, s in space.spaces.items()}
@@ -235,7 +235,7 @@ def _bounded(shape: tuple[int, ...], dtype: tf.DType, low: Any, high: Any) -> An
 
 
 def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None]:
-    """A task of jumanji: termination is a last step of discount 0, truncation one above it."""
+    """A task of jumanji: a last step with discount 0 terminates, another one truncates."""
     jumanji = versions.load("jumanji")
     jax = versions.load("jax")
     jnp = jax.numpy
@@ -245,7 +245,7 @@ def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None
     mask = getattr(example.observation, "action_mask", None)
     nvec: Any = getattr(env.action_spec, "num_values", None)
     nvec = None if nvec is None else np.asarray(nvec)
-    # A mask over all combinations of a MultiDiscrete has no factors: they become one Discrete.
+    # A mask over all combinations of a MultiDiscrete does not factorise: use one Discrete.
     joint = mask is not None and nvec is not None and nvec.ndim == 1 and mask.shape == tuple(nvec)
     fits = (
         mask is not None
@@ -270,7 +270,7 @@ def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None
             action = jnp.stack(jnp.unravel_index(action, tuple(nvec))).astype(jnp.int32)
         state, timestep = env.step(state, action)
         ended, terminal = timestep.last(), jnp.max(timestep.discount) == 0
-        reward = jnp.sum(timestep.reward)  # of the agents together, where there are several
+        reward = jnp.sum(timestep.reward)  # summed over agents
         end = (ended & terminal, ended & ~terminal)
         return state, observe(timestep), reward, *end, timestep.extras
 
@@ -294,7 +294,7 @@ make_jumanji = functools.partial(_make_suite, "jax/jumanji", _build_jumanji)
 
 
 def _jumanji_spec(spec: Any) -> Any:
-    """Turns a spec of jumanji's actions, a leaf, into one of ours."""
+    """Converts a leaf of jumanji's action spec to a tfrl spec."""
     dtype = tf.as_dtype(spec.dtype)
     counts = getattr(spec, "num_values", None)
     if counts is None:
@@ -304,11 +304,11 @@ def _jumanji_spec(spec: Any) -> Any:
     return specs.MultiDiscreteSpec(np.asarray(counts), dtype=dtype)
 
 
-# Names for who comes from EvoRL.
+# Names from EvoRL.
 
 
 def BraxAdapter(env: Any, num_envs: int = 1) -> JaxEnv:
-    """Returns an environment of Brax as a bare environment of tensors.
+    """Returns a Brax environment as a bare environment of tensors.
 
     Args:
       env: A `brax.envs.Env` without Brax's wrappers.
@@ -325,12 +325,12 @@ def create_wrapped_brax_env(
     autoreset_mode: Autoreset | str = Autoreset.SAME_STEP,
     **kwargs: Any,
 ) -> Env:
-    """Returns `make_env(f"jax/brax:{env_name}")` by other names of its arguments.
+    """Returns `make_env(f"jax/brax:{env_name}")`, with EvoRL's argument names.
 
     Args:
       env_name: Brax's name, such as `"ant"`.
-      episode_length: Steps after which an episode is truncated.
-      parallel: How many environments (B).
+      episode_length: Time limit of an episode in steps.
+      parallel: Number of environments (B).
       autoreset_mode: A mode of `Autoreset`, or its name.
       **kwargs: Arguments of Brax's environment, such as `backend`.
     """

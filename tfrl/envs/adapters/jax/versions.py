@@ -1,4 +1,4 @@
-"""Which JAX runs beside which TensorFlow, and what mends another."""
+"""The JAX version for each TensorFlow version, and the remedies for others."""
 
 import importlib.metadata
 from typing import Any
@@ -9,28 +9,28 @@ from packaging.specifiers import SpecifierSet
 from tfrl import extras
 from tfrl.errors import UserError
 
-# TensorFlow's minor version: the JAX whose programs it runs and whose packages resolve beside it.
-# JAX writes StableHLO for readers that are four weeks older; TensorFlow 2.21 reads 1.13.7.
+# By TensorFlow's minor version: a JAX whose programs it runs and whose packages install beside it.
+# JAX writes StableHLO for readers up to four weeks older; TensorFlow 2.21 reads 1.13.7.
 _JAX = {"2.15": "==0.4.23", "2.21": "~=0.9.2"}
 _CUDA = "https://storage.googleapis.com/jax-releases/jax_cuda_releases.html"
 
 
 def load(module: str) -> Any:
-    """Imports JAX, or a library that is built on it.
+    """Imports JAX or a library based on it.
 
     Args:
       module: For example `"jax.numpy"` or `"brax.envs"`.
 
     Raises:
-      UserError: Where JAX or the library is missing, of another version than this TensorFlow
-        needs, or made for another kind of device; with the command that mends it.
+      UserError: If JAX or the library is missing, does not match this TensorFlow's version, or is
+        built for another kind of device; the message has the install command.
     """
     extras.require("jax", "jax") if _version("jax") is None else check_versions()
     return extras.require(module, "jax")
 
 
 def check_versions() -> None:
-    """Raises a UserError for a JAX or jaxlib that does not fit this TensorFlow."""
+    """Raises a UserError for a JAX or jaxlib that does not match this TensorFlow."""
     wanted = _wanted()
     for package in ("jax", "jaxlib"):
         found = _version(package)
@@ -44,16 +44,16 @@ def check_versions() -> None:
 
 
 def check_devices(jax_platform: str, tf_has_gpu: bool) -> None:
-    """Raises a UserError where JAX and TensorFlow see different kinds of devices.
+    """Raises a UserError if JAX and TensorFlow see different kinds of devices.
 
-    The functions are lowered for the devices of JAX and run on those of TensorFlow.
+    The functions are lowered for JAX's devices and run on TensorFlow's.
 
     Args:
       jax_platform: `jax.default_backend()`: `"cpu"`, `"gpu"` or `"tpu"`.
       tf_has_gpu: Whether TensorFlow sees a GPU.
     """
     wanted = _wanted()
-    with_plugins = wanted != _JAX["2.15"]  # of CUDA, beside a jaxlib for CPUs
+    with_plugins = wanted != _JAX["2.15"]  # CUDA plugins beside a jaxlib for CPUs
     if jax_platform == "gpu" and not tf_has_gpu:
         leave = (
             "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt jax-cuda13-plugin jax-cuda13-pjrt"
@@ -80,7 +80,7 @@ def check_devices(jax_platform: str, tf_has_gpu: bool) -> None:
 
 
 def _wanted() -> str:
-    """The versions that fit this TensorFlow; empty for one that was not tried."""
+    """The JAX versions for this TensorFlow; empty if untested."""
     return _JAX.get(".".join(tf.__version__.split(".")[:2]), "")
 
 

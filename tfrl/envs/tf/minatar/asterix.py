@@ -130,7 +130,7 @@ class Asterix(MinAtar):
                 gold=gold,
             )
         )
-        # An enemy that the player has met is met again by neither rule in a rewarded way.
+        # A second contact with a met enemy gives no reward under either rule.
         reward = tf.reduce_sum(tf.cast(touched & gold, tf.int32), axis=-1)
         return after, reward, tf.reduce_any(touched & ~gold, axis=-1)
 

@@ -25,14 +25,14 @@ WALL = np.array([1, 2, 3], np.int32)  # the rows of the bricks
 
 @struct.dataclass
 class BreakoutGame(struct.Struct):
-    """The state of Breakout; int32 [B] where nothing else is said.
+    """The state of Breakout; int32 [B] unless stated otherwise.
 
     Attributes:
       paddle: Its column, in row 9.
       x: The ball's column.
       y: The ball's row.
       dx: The ball's direction, -1 or 1 columns a frame.
-      dy: Likewise in rows.
+      dy: Its direction in rows, -1 or 1.
       last_x: The ball's column a frame ago.
       last_y: Its row a frame ago.
       strike: bool [B], whether the ball was in a brick in the last frame: then it breaks no other.
@@ -85,7 +85,7 @@ class Breakout(MinAtar):
     def play(
         self, game: BreakoutGame, action: tf.Tensor, draws: tf.Tensor
     ) -> tuple[BreakoutGame, tf.Tensor, tf.Tensor]:
-        """Moves the paddle, then the ball; what the ball meets turns it."""
+        """Moves the paddle, then the ball, which obstacles turn."""
         paddle = moved(game.paddle, action, MOVE_X, 0, SIZE - 1)
         free = game.x + game.dx
         x = tf.clip_by_value(free, 0, SIZE - 1)

@@ -1,4 +1,4 @@
-"""What the games of MinAtar share: actions, sticky actions, randomness, boards and the picture."""
+"""The base of MinAtar's games: actions, sticky actions, randomness, boards and rendering."""
 
 import abc
 import math
@@ -12,7 +12,7 @@ from tfrl.envs.core import Env, initial_state
 from tfrl.types import EnvState, Nest
 
 SQUARE = 32  # pixels of a cell's side
-# What the rotation around the grey diagonal adds to red, green and blue: for cosine and for sine.
+# Weights of cosine and sine in red, green and blue for the rotation around the grey diagonal.
 _COS = np.array([-0.14861, -0.29227, 1.97294])
 _SIN = np.array([1.78277, -0.90649, 0.0])
 _START, _ROTATIONS = 0.5, -1.5
@@ -29,7 +29,7 @@ def cubehelix(number: int) -> np.ndarray:
     https://arxiv.org/abs/1108.5083.
 
     Args:
-      number: How many colours.
+      number: Number of colours.
 
     Returns:
       uint8 RGB [number, 3].
@@ -41,7 +41,7 @@ def cubehelix(number: int) -> np.ndarray:
 
 
 def draw(board: np.ndarray) -> np.ndarray:
-    """Draws a board; where a cell has several things, the one of the last channel is seen.
+    """Draws a board; a cell with several things shows the last channel.
 
     Args:
       board: bool [H, W, C].
@@ -60,13 +60,13 @@ ACTIONS = ("noop", "left", "up", "right", "down", "fire")
 NOOP, LEFT, UP, RIGHT, DOWN, FIRE = range(len(ACTIONS))
 MOVE_X = np.array([0, -1, 0, 1, 0, 0], np.int32)  # columns that an action moves by
 MOVE_Y = np.array([0, 0, -1, 0, 1, 0], np.int32)  # rows that an action moves by
-GONE = -10  # the column of something that is not on the board
+GONE = -10  # the column of things off the board
 FULL = np.int32(2**SIZE - 1)  # a row with all bits set
 
 
 @struct.dataclass
 class MinAtarState(struct.Struct):
-    """What a game carries.
+    """The state of a game.
 
     Attributes:
       game: The game's own state, with an axis [B] at every leaf.
@@ -88,12 +88,12 @@ class MinAtar(Env):
     the probability `sticky_action_prob` the game repeats the action of the step before instead of
     taking the new one (at the first step of an episode: no-op).
 
-    The games equal the package `minatar` step by step when they are given its random outcomes. The
-    one difference: there the action to repeat outlives a reset.
+    With equal random outcomes the games equal the package `minatar` step by step, with one
+    difference: there the action to repeat survives a reset.
 
-    A subclass writes its rules in three pure functions, `start`, `play` and `observe`. All chance
-    comes in as uniform numbers, `num_start_draws` at a start and `num_draws` at a step, so that a
-    game can also be played with given outcomes.
+    A subclass implements its rules in three pure functions, `start`, `play` and `observe`. All
+    randomness enters as uniform numbers, `num_start_draws` at a start and `num_draws` at a step, so
+    that a game can also be played with given outcomes.
 
     Source: Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed for Thorough and Reproducible
     Reinforcement Learning Experiments", https://arxiv.org/abs/1903.03176; the rules are those of
@@ -102,12 +102,12 @@ class MinAtar(Env):
     Attributes:
       num_envs: B.
       sticky_action_prob: The probability that the last action is repeated.
-      difficulty_ramping: Whether the game gets harder as it goes on; without effect in Breakout and
-        Freeway, which never do.
+      difficulty_ramping: Whether the game gets harder over time; without effect in Breakout and
+        Freeway.
       minimal_actions: Whether to offer only the actions that have an effect in the game.
     """
 
-    # To be given by each game.
+    # Each game sets these.
     channels: ClassVar[tuple[str, ...]] = ()
     minimal_action_set: ClassVar[tuple[int, ...]] = ()
     num_start_draws: ClassVar[int] = 0
@@ -152,7 +152,7 @@ class MinAtar(Env):
 
     @abc.abstractmethod
     def observe(self, game: Nest) -> tf.Tensor:
-        """Returns what is on the board, bool [B, 10, 10, C]."""
+        """Returns the board, bool [B, 10, 10, C]."""
 
     # The environment.
 
@@ -168,7 +168,7 @@ class MinAtar(Env):
 
     @property
     def action_set(self) -> tuple[int, ...]:
-        """The actions on offer, as numbers of the six."""
+        """The available actions, as numbers of the six."""
         return self.minimal_action_set if self.minimal_actions else tuple(range(len(ACTIONS)))
 
     def reset(self, key: tf.Tensor) -> EnvState:
@@ -230,17 +230,17 @@ def bit(columns: tf.Tensor) -> tf.Tensor:
     Returns:
       int32 of the same shape, 2^column, or 0 off the board.
     """
-    # A shift by what it is modulo 32 never lands on the board from outside.
+    # A shift modulo 32 never moves a column onto the board from outside.
     shift = tf.bitwise.bitwise_and(columns, 31)
     return tf.bitwise.bitwise_and(tf.bitwise.left_shift(np.int32(1), shift), FULL)
 
 
 def in_rows(y: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Puts things into their rows, each on a board of its own.
+    """Puts things into their rows, each on its own board.
 
     Args:
       y: int32 [B, P], rows.
-      words: int32 [B, P], what is in the row.
+      words: int32 [B, P], the contents of the rows.
 
     Returns:
       int32 [B, 10, P].
@@ -254,7 +254,7 @@ def paint(words: tf.Tensor, width: int = 1) -> tf.Tensor:
 
     Args:
       words: int32 [B, 10, C], the rows of each channel.
-      width: How many bits a column has; it is marked where any of them is set.
+      width: Bits per column; a column is marked if any of them is set.
 
     Returns:
       bool [B, 10, 10, C].
@@ -271,8 +271,8 @@ def moved(place: tf.Tensor, action: tf.Tensor, moves: np.ndarray, low: int, high
       place: int32 [B].
       action: int32 [B], of all six.
       moves: int32 [6], by how much each action moves.
-      low: The first cell that may be entered.
-      high: The last one.
+      low: The first allowed cell.
+      high: The last allowed cell.
     """
     return tf.clip_by_value(place + tf.gather(moves, action), low, high)
 

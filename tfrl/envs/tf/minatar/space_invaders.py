@@ -24,7 +24,7 @@ from tfrl.envs.tf.minatar.core import (
 SHOT_FRAMES = 5  # between two shots of the cannon
 ALIEN_SHOT_FRAMES = 10  # between two shots of the aliens
 MOVE_FRAMES = 12  # between two moves of the aliens, at the start
-FASTEST = 6  # to which ramping may reduce them
+FASTEST = 6  # lower limit under ramping
 
 _BLOCK = np.array([0b0011111100] * 4 + [0] * 6, np.int32)  # a fresh wave, rows of bits
 _ROWS = np.arange(SIZE, dtype=np.int32)[:, np.newaxis]  # [10, 1]
@@ -45,8 +45,8 @@ class SpaceInvadersGame(struct.Struct):
       alien_shot_timer: int32 [B], frames until an alien fires.
       ramp_index: int32 [B], how often the difficulty has risen.
       bullets: int32 [B, 10], the cannon's, rows of bits.
-      bombs: int32 [B, 10], the aliens' bullets, likewise.
-      aliens: int32 [B, 10], likewise.
+      bombs: int32 [B, 10], the aliens' bullets, rows of bits.
+      aliens: int32 [B, 10], rows of bits.
     """
 
     x: tf.Tensor
@@ -182,7 +182,7 @@ def _march(
     at_side = tf.reduce_any(_and(aliens, side) > 0, axis=-1)
     descends = moves & at_side
     landed = descends & (aliens[:, -1] > 0)
-    # Column x is bit x: the bits go the other way than the columns are written.
+    # Column x is bit x, so that the bits are in reverse order of the written columns.
     sideways = tf.where(leftward, tf.bitwise.right_shift(aliens, 1), _and(2 * aliens, FULL))
     after = tf.where(at_side[:, tf.newaxis], tf.roll(aliens, 1, axis=1), sideways)
     after = tf.where(moves[:, tf.newaxis], after, aliens)
