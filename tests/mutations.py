@@ -161,8 +161,8 @@ FAULTS = [
     ),
     (
         "learners/train_step.py",
-        "do = [tf.math.is_finite(n) for (o, _), n in norm_of.items() if o == owner]",
-        "do = [tf.constant(True)]",
+        "conditions = [tf.math.is_finite(n) for (o, _), n in norms.items() if o == owner]",
+        "conditions = [tf.constant(True)]",
         "learners",
     ),
     (

@@ -1,8 +1,15 @@
 """One train step: a gradient step of each module on a batch, on one or several replicas.
 
-For each position in the modules' lists of updates: losses and gradients (pure, of values), the sum
-over the replicas, postprocessing, the finite guard, and the step of each optimizer. The code runs
-outside the replicas, see `tfrl.distribute.replicas`.
+The calls of a step, outermost first:
+
+    train_step                prepares the minibatch on every replica; counts the step
+      _TrainStep.__call__     update by update, in the order of the modules' lists
+        _gradient_step        decides which optimizers step: finite, due, not stopped
+          _gradients          on every replica: sums over the replicas, norms, postprocessing
+            _differentiate    losses and gradients at values, a pure function
+          _apply              the optimizers' steps
+
+All of them but the replicas' part run outside the replicas, see `tfrl.distribute.replicas`.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 Flags = dict[str, tf.Tensor]
 # State, metrics, stopped modules, modules with finite losses and gradients.
-Taken = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
+StepResult = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
 # Conditions, the optimizers' owner, its gradients, and its updates without gradients.
 OwnerStep = tuple[list[tf.Tensor], str, ParamDict, Any]
 
@@ -169,7 +176,7 @@ class _TrainStep:
         self._jit = jit
         # Metrics logged by losses and hooks, found while tracing.
         self.logged: traced_metrics.Table = {}
-        self._cores: dict[int, Callable[..., Any]] = {}
+        self._compiled_by_position: dict[int, Callable[..., Any]] = {}
 
     def positions(self) -> list[dict[str, Update | ExternalUpdate]]:
         """Returns the updates that run together: the first of each module, the second, ..."""
@@ -178,6 +185,226 @@ class _TrainStep:
             {name: m.updates[k] for name, m in self._modules.items() if k < len(m.updates)}
             for k in range(longest)
         ]
+
+    # Outside the replicas.
+
+    def __call__(
+        self, state: LearnerState, minibatch: Minibatch, stopped: Flags
+    ) -> tuple[LearnerState, StepMetrics]:
+        """Takes one step of every update.
+
+        Args:
+          state: Before the step.
+          minibatch: From `prepare` on every replica.
+          stopped: `{module_id: bool}`, the modules that take no more steps in this update.
+        """
+        all_finite = dict.fromkeys(self._modules, tf.constant(True))
+        values: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
+        computed: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
+
+        def report(m: str, update: Any, row: dict[str, tf.Tensor], due: tf.Tensor | None) -> None:
+            prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
+            values[m].update({prefix + n: x for n, x in row.items()})
+            if due is not None:
+                computed[m].update({prefix + n: due for n in row})
+
+        for k, positioned in enumerate(self.positions()):
+            own, updates = partition(positioned)
+            for m, update in own.items():
+                row, finite_m = self._external_step(state, k, m, update, minibatch)
+                all_finite[m] &= finite_m
+                report(m, update, row, None)
+            if not updates:
+                continue
+            due = self._is_due(state, updates)
+            if due is None:
+                result = self._gradient_step(state, k, updates, minibatch, stopped)
+            else:
+                result = self._delayed_step(due, state, k, updates, minibatch, stopped)
+            state, rows, stopped, finite = result
+            all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
+            for m, row in rows.items():
+                report(m, updates[m], row, due)
+        return state, StepMetrics(
+            values=values,
+            computed=computed,
+            finite=all_finite,
+            stopped=stopped,
+            logged=self.logged,
+        )
+
+    def _external_step(
+        self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """An external step: its metrics, and whether it was finite."""
+        several = self._replicas.several
+        key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
+        return take_external_step(
+            m,
+            update,
+            state.agent_state[m],
+            minibatch.rows[m],
+            key,
+            guard=self._learner.check_numerics != "off",
+            several=several,
+        )
+
+    def _is_due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
+        """Whether some of the updates run in this step; None for always."""
+        if any(u.every == 1 for u in updates.values()):
+            return None
+        steps = state.counters["learner_steps"]
+        return _any([steps % n == 0 for n in dict.fromkeys(u.every for u in updates.values())])
+
+    def _delayed_step(
+        self,
+        due: tf.Tensor,
+        state: LearnerState,
+        k: int,
+        updates: dict[str, Update],
+        minibatch: Minibatch,
+        stopped: Flags,
+    ) -> StepResult:
+        """As `_gradient_step`, without computation for updates that wait."""
+        shape: list[Any] = []
+        together = len({u.every for u in updates.values()}) == 1
+
+        def take() -> Any:
+            after, *result = self._gradient_step(
+                state, k, updates, minibatch, stopped, all_due=together
+            )
+            shape[:] = [result]
+            return [*leaves.carried(after), *tf.nest.flatten(result)]
+
+        def wait() -> Any:
+            nothing = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), shape[0][0])
+            waited = (nothing, stopped, dict.fromkeys(updates, tf.constant(True)))
+            return [*leaves.carried(state), *tf.nest.flatten(waited)]
+
+        if tf.executing_eagerly():
+            # Only the shapes of the metrics are needed if it is not due.
+            after, rows, now, finite = self._gradient_step(state, k, updates, minibatch, stopped)
+            rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
+            stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
+            return after, rows, stopped, {m: f | ~due for m, f in finite.items()}
+        outputs = tf.cond(due, take, wait)
+        count = len(leaves.carried(state))
+        rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], outputs[count:])
+        return leaves.with_carried(state, outputs[:count]), rows, stopped, finite
+
+    def _gradient_step(
+        self,
+        state: LearnerState,
+        k: int,
+        updates: dict[str, Update],
+        minibatch: Minibatch,
+        stopped: Flags,
+        *,
+        all_due: bool = False,
+    ) -> StepResult:
+        """Takes the updates at position `k`; an optimizer steps where its conditions hold."""
+
+        def compute(minibatch: Minibatch, active: Flags) -> Computed:
+            return self._gradients(state, k, updates, minibatch.replace(active=active))
+
+        active = self._active(state, updates, stopped, all_due=all_due)
+        per_replica = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
+        computed = self._replicas.any_replica(per_replica.replace(gradients=[], param_updates={}))
+        stopped = {
+            m: s | computed.stops[m] if m in computed.stops else s for m, s in stopped.items()
+        }
+        refs = self._trained_refs(updates)
+        owners = self._by_optimizer(dict(zip(refs, per_replica.gradients, strict=True)))
+        norms = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
+        finite = dict.fromkeys(updates, tf.constant(True))
+        after = self._active(state, updates, stopped, all_due=all_due)
+        steps: list[OwnerStep] = []
+        for owner in dict.fromkeys(owner for (owner, _), _ in owners):
+            own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
+            involved = [m for m in updates if not own.keys().isdisjoint(self._refs_of(m, updates))]
+            conditions = []
+            if self._learner.check_numerics != "off":
+                # A norm is finite only if every gradient is.
+                conditions = [tf.math.is_finite(n) for (o, _), n in norms.items() if o == owner]
+                for m in involved:
+                    check = tf.math.is_finite(computed.losses[m])
+                    conditions.append(check | ~active[m] if m in active else check)
+                all_finite = _all(conditions)
+                finite.update({m: finite[m] & all_finite for m in involved})
+            leaders = [owner] if owner in updates else involved
+            if all(m in after for m in leaders):
+                conditions.append(_any([after[m] for m in leaders]))
+            steps.append((conditions, owner, own, per_replica.param_updates.get(owner)))
+        rows = {m: self._metrics_of(m, computed, norms) for m in updates}
+        return self._apply(state, steps), rows, stopped, finite
+
+    def _active(
+        self, state: LearnerState, updates: dict[str, Update], stopped: Flags, *, all_due: bool
+    ) -> Flags:
+        """`{module_id: bool}`, the active modules among those that may stop or wait here.
+
+        If all are known to be due, none waits.
+        """
+        steps = state.counters["learner_steps"]
+        active = {}
+        for m, update in updates.items():
+            due = [] if all_due or update.every == 1 else [steps % update.every == 0]
+            go = [~stopped[m]] if self._modules[m].may_stop else []
+            if due or go:
+                active[m] = _all(due + go)
+        return active
+
+    def _refs_of(self, m: str, updates: dict[str, Update]) -> set[Any]:
+        places = self._table.trained({m: updates[m].groups})
+        return {self._table.variables[i].ref() for i in places}
+
+    def _metrics_of(
+        self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """A module's metrics; `Learner.fit` removes unrequested norms."""
+        own = {name: n for (owner, name), n in norms.items() if owner == m}
+        own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
+        row = {"loss": tf.cast(computed.losses[m], tf.float32)}
+        for name, norm in own.items():
+            row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
+        return {**row, **computed.metrics[m]}
+
+    def _apply(self, state: LearnerState, steps: list[OwnerStep]) -> LearnerState:
+        """The state after the steps of the optimizers whose conditions hold."""
+
+        def each(state: LearnerState) -> LearnerState:
+            for conditions, *step in steps:
+                take = functools.partial(self._apply_together, steps=[step])
+                state = leaves.cond(_all(conditions), take, state) if conditions else take(state)
+            return state
+
+        if len(steps) <= 1 or "apply_gradients" not in self._learner.replaced_in_place():
+            return each(state)
+        # Usually all conditions hold: then `apply_gradients` is called once, with all gradients.
+        together = functools.partial(self._apply_together, steps=[step for _, *step in steps])
+        conditions = list({id(c): c for own, *_ in steps for c in own}.values())
+        if not conditions:
+            return together(state)
+        return leaves.cond(_all(conditions), together, state, otherwise=each)
+
+    def _apply_together(self, state: LearnerState, *, steps: list[Any]) -> LearnerState:
+        """The state after the steps of some owners' optimizers, in one call."""
+        learner = self._learner
+        gradients = {ref: g for _, own, _ in steps for ref, g in own.items()}
+
+        def step(values: list[tf.Tensor]) -> None:
+            learner.apply_gradients(dict(zip(gradients, values, strict=True)))
+
+        if leaves.in_place(state):
+            self._replicas.run(step, list(gradients.values()))
+        else:
+            state = stepped(learner, state, self._replicas.any_replica(gradients))
+        for owner, _, changes in steps:
+            if changes is not None:
+                state = with_param_updates(
+                    learner, state, owner, self._replicas.any_replica(changes)
+                )
+        return state
 
     # On the replicas.
 
@@ -200,11 +427,11 @@ class _TrainStep:
         key = seeding.fold_in(key, self._replicas.index())
         return Minibatch(rows=rows, weights=weights, key=key)
 
-    def _compute(
+    def _gradients(
         self, state: LearnerState, k: int, updates: dict[str, Update], minibatch: Minibatch
     ) -> Computed:
         """Losses, gradients, their sums over the replicas, and postprocessing."""
-        core = self._core(k, updates)
+        core = self._compiled(k, updates)
         gradients, losses, metrics, param_updates = core(
             self._table.values(state.agent_state), minibatch
         )
@@ -251,16 +478,18 @@ class _TrainStep:
             for m, nest in param_updates.items()
         }
 
-    def _core(self, k: int, updates: dict[str, Update]) -> Callable[..., Any]:
+    def _compiled(self, k: int, updates: dict[str, Update]) -> Callable[..., Any]:
         """The pure part, compiled separately if requested."""
-        if k not in self._cores:
+        if k not in self._compiled_by_position:
 
             def core(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
                 return self._differentiate(k, updates, values, minibatch)
 
             jit = self._jit and not tf.executing_eagerly()
-            self._cores[k] = tf.function(core, jit_compile=True, autograph=False) if jit else core
-        return self._cores[k]
+            self._compiled_by_position[k] = (
+                tf.function(core, jit_compile=True, autograph=False) if jit else core
+            )
+        return self._compiled_by_position[k]
 
     def _differentiate(
         self, k: int, updates: dict[str, Update], values: list[tf.Tensor], minibatch: Minibatch
@@ -337,223 +566,6 @@ class _TrainStep:
             if own:
                 owned.append(((owner, name), own))
         return owned
-
-    # Outside the replicas.
-
-    def __call__(
-        self, state: LearnerState, minibatch: Minibatch, stopped: Flags
-    ) -> tuple[LearnerState, StepMetrics]:
-        """Takes one step of every update.
-
-        Args:
-          state: Before the step.
-          minibatch: From `prepare` on every replica.
-          stopped: `{module_id: bool}`, the modules that take no more steps in this update.
-        """
-        all_finite = dict.fromkeys(self._modules, tf.constant(True))
-        values: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
-        computed: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
-
-        def report(m: str, update: Any, row: dict[str, tf.Tensor], due: tf.Tensor | None) -> None:
-            prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
-            values[m].update({prefix + n: x for n, x in row.items()})
-            if due is not None:
-                computed[m].update({prefix + n: due for n in row})
-
-        for k, positioned in enumerate(self.positions()):
-            own, updates = partition(positioned)
-            for m, update in own.items():
-                row, finite_m = self._take_own(state, k, m, update, minibatch)
-                all_finite[m] &= finite_m
-                report(m, update, row, None)
-            if not updates:
-                continue
-            due = self._due(state, updates)
-            if due is None:
-                taken = self._take(state, k, updates, minibatch, stopped)
-            else:
-                taken = self._take_if_due(due, state, k, updates, minibatch, stopped)
-            state, rows, stopped, finite = taken
-            all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
-            for m, row in rows.items():
-                report(m, updates[m], row, due)
-        return state, StepMetrics(
-            values=values,
-            computed=computed,
-            finite=all_finite,
-            stopped=stopped,
-            logged=self.logged,
-        )
-
-    def _take_own(
-        self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """An external step: its metrics, and whether it was finite."""
-        several = self._replicas.several
-        key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
-        return take_external_step(
-            m,
-            update,
-            state.agent_state[m],
-            minibatch.rows[m],
-            key,
-            guard=self._learner.check_numerics != "off",
-            several=several,
-        )
-
-    def _due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
-        """Whether some of the updates run in this step; None for always."""
-        if any(u.every == 1 for u in updates.values()):
-            return None
-        steps = state.counters["learner_steps"]
-        return _any([steps % n == 0 for n in dict.fromkeys(u.every for u in updates.values())])
-
-    def _take_if_due(
-        self,
-        due: tf.Tensor,
-        state: LearnerState,
-        k: int,
-        updates: dict[str, Update],
-        minibatch: Minibatch,
-        stopped: Flags,
-    ) -> Taken:
-        """As `_take`, without computation for updates that wait."""
-        shape: list[Any] = []
-        together = len({u.every for u in updates.values()}) == 1
-
-        def take() -> Any:
-            after, *result = self._take(state, k, updates, minibatch, stopped, all_due=together)
-            shape[:] = [result]
-            return [*leaves.carried(after), *tf.nest.flatten(result)]
-
-        def wait() -> Any:
-            nothing = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), shape[0][0])
-            waited = (nothing, stopped, dict.fromkeys(updates, tf.constant(True)))
-            return [*leaves.carried(state), *tf.nest.flatten(waited)]
-
-        if tf.executing_eagerly():
-            # Only the shapes of the metrics are needed if it is not due.
-            after, rows, now, finite = self._take(state, k, updates, minibatch, stopped)
-            rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
-            stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
-            return after, rows, stopped, {m: f | ~due for m, f in finite.items()}
-        outputs = tf.cond(due, take, wait)
-        count = len(leaves.carried(state))
-        rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], outputs[count:])
-        return leaves.with_carried(state, outputs[:count]), rows, stopped, finite
-
-    def _take(
-        self,
-        state: LearnerState,
-        k: int,
-        updates: dict[str, Update],
-        minibatch: Minibatch,
-        stopped: Flags,
-        *,
-        all_due: bool = False,
-    ) -> Taken:
-        def compute(minibatch: Minibatch, active: Flags) -> Computed:
-            return self._compute(state, k, updates, minibatch.replace(active=active))
-
-        active = self._active(state, updates, stopped, all_due=all_due)
-        per_replica = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
-        computed = self._replicas.any_replica(per_replica.replace(gradients=[], param_updates={}))
-        stopped = {
-            m: s | computed.stops[m] if m in computed.stops else s for m, s in stopped.items()
-        }
-        refs = self._trained_refs(updates)
-        gradients = dict(zip(refs, per_replica.gradients, strict=True))
-        owners = self._by_optimizer(gradients)
-        norm_of = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
-        finite = dict.fromkeys(updates, tf.constant(True))
-        before, active = active, self._active(state, updates, stopped, all_due=all_due)
-        steps: list[OwnerStep] = []
-        for owner in dict.fromkeys(owner for (owner, _), _ in owners):
-            mine = {r: g for (o, _), own in owners if o == owner for r, g in own.items()}
-            involved = [m for m in updates if not mine.keys().isdisjoint(self._refs_of(m, updates))]
-            do = []
-            if self._learner.check_numerics != "off":
-                # A norm is finite only if every gradient is.
-                do = [tf.math.is_finite(n) for (o, _), n in norm_of.items() if o == owner]
-                for m in involved:
-                    check = tf.math.is_finite(computed.losses[m])
-                    do.append(check | ~before[m] if m in before else check)
-                ok = _all(do)
-                finite.update({m: finite[m] & ok for m in involved})
-            leaders = [owner] if owner in updates else involved
-            if all(m in active for m in leaders):
-                do.append(_any([active[m] for m in leaders]))
-            steps.append((do, owner, mine, per_replica.param_updates.get(owner)))
-        rows = {m: self._row(m, computed, norm_of) for m in updates}
-        return self._apply(state, steps), rows, stopped, finite
-
-    def _active(
-        self, state: LearnerState, updates: dict[str, Update], stopped: Flags, *, all_due: bool
-    ) -> Flags:
-        """`{module_id: bool}`, the active modules among those that may stop or wait here.
-
-        If all are known to be due, none waits.
-        """
-        steps = state.counters["learner_steps"]
-        active = {}
-        for m, update in updates.items():
-            due = [] if all_due or update.every == 1 else [steps % update.every == 0]
-            go = [~stopped[m]] if self._modules[m].may_stop else []
-            if due or go:
-                active[m] = _all(due + go)
-        return active
-
-    def _refs_of(self, m: str, updates: dict[str, Update]) -> set[Any]:
-        places = self._table.trained({m: updates[m].groups})
-        return {self._table.variables[i].ref() for i in places}
-
-    def _row(
-        self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]
-    ) -> dict[str, tf.Tensor]:
-        """A module's metrics; `Learner.fit` removes unrequested norms."""
-        own = {name: n for (owner, name), n in norms.items() if owner == m}
-        own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
-        row = {"loss": tf.cast(computed.losses[m], tf.float32)}
-        for name, norm in own.items():
-            row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
-        return {**row, **computed.metrics[m]}
-
-    def _apply(self, state: LearnerState, steps: list[OwnerStep]) -> LearnerState:
-        """The state after the steps of the optimizers whose conditions hold."""
-
-        def each(state: LearnerState) -> LearnerState:
-            for conditions, *step in steps:
-                take = functools.partial(self._applied, steps=[step])
-                state = leaves.cond(_all(conditions), take, state) if conditions else take(state)
-            return state
-
-        if len(steps) <= 1 or "apply_gradients" not in self._learner.replaced_in_place():
-            return each(state)
-        # Usually all conditions hold: then `apply_gradients` is called once, with all gradients.
-        together = functools.partial(self._applied, steps=[step for _, *step in steps])
-        conditions = list({id(c): c for own, *_ in steps for c in own}.values())
-        if not conditions:
-            return together(state)
-        return leaves.cond(_all(conditions), together, state, otherwise=each)
-
-    def _applied(self, state: LearnerState, *, steps: list[Any]) -> LearnerState:
-        """The state after the steps of some owners' optimizers, in one call."""
-        learner = self._learner
-        gradients = {ref: g for _, own, _ in steps for ref, g in own.items()}
-
-        def step(values: list[tf.Tensor]) -> None:
-            learner.apply_gradients(dict(zip(gradients, values, strict=True)))
-
-        if leaves.in_place(state):
-            self._replicas.run(step, list(gradients.values()))
-        else:
-            state = stepped(learner, state, self._replicas.any_replica(gradients))
-        for owner, _, changes in steps:
-            if changes is not None:
-                state = with_param_updates(
-                    learner, state, owner, self._replicas.any_replica(changes)
-                )
-        return state
 
 
 def _all(conditions: list[tf.Tensor]) -> tf.Tensor:
