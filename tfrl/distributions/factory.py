@@ -328,7 +328,7 @@ class ActionDistribution(struct.Struct):
         """Returns the masks of the leaves (or None), after a check of all shapes.
 
         Args:
-          mask: As of `build`; or specs of one action's masks.
+          mask: See `build`; or specs of one action's masks.
 
         Raises:
           UserError: For a mask without a leaf, or with a wrong shape.

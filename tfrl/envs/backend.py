@@ -43,16 +43,16 @@ class Backend(abc.ABC):
 
     Attributes:
       name: The id, `suite:task`, for messages.
-      num_envs: How many environments (B).
+      num_envs: Number of environments (B).
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      autoreset: NEXT_STEP or SAME_STEP: what it does at an end.
-      max_episode_steps: Steps after which it truncates an episode, or None.
-      info_spec: `{name: spec of one}` of what `Step.info` holds at every step.
-      info_fields: Those of them that a run's metrics tell of, at the ends of episodes.
-      render_fps: Frames per second of its pictures.
-      clips_actions: Whether actions are clipped on the way, so that their spec has no bounds.
-      stepped: How they are stepped, in a word or two, for the line that tells of a run; or "".
+      autoreset: NEXT_STEP or SAME_STEP.
+      max_episode_steps: Time limit of an episode in steps, or None.
+      info_spec: `{name: spec of one}` of `Step.info`.
+      info_fields: Names in `info` that a run's metrics include, at the ends of episodes.
+      render_fps: Frames per second of videos.
+      clips_actions: Whether it clips actions, so that their spec has no bounds.
+      stepped: A short description of the stepping for a run's log, or "".
     """
 
     name: str
@@ -73,11 +73,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def send(self, action: Nest) -> None:
-        """Starts a step with actions `[B, ...]`; processes and threads go on by themselves."""
+        """Starts a step with actions `[B, ...]`, without waiting for it."""
 
     @abc.abstractmethod
     def receive(self) -> Step:
-        """Returns what the last `send` led to."""
+        """Returns the result of the last `send`."""
 
     @abc.abstractmethod
     def copy(
@@ -88,7 +88,7 @@ class Backend(abc.ABC):
         With rendering they use NEXT_STEP if possible, so that an episode's end is visible.
 
         Args:
-          num_envs: How many.
+          num_envs: Number of environments.
           render: Whether they can render.
           autoreset: NEXT_STEP or SAME_STEP; None for the same.
         """

@@ -48,7 +48,7 @@ class HostEnv(Env):
         return (self,)
 
     def states_of(self, state: EnvState) -> list[EnvState]:
-        """Splits a state into those of `halves`."""
+        """Splits a state into the states of `halves`."""
         return [state]
 
     def __init__(
@@ -90,7 +90,7 @@ class HostEnv(Env):
         self.policies: dict[Any, Any] = {}
         self._finalizer = weakref.finalize(self, backend.close)
 
-    # What it is.
+    # Properties.
 
     def logic(self) -> Any:
         """Returns the key of compiled functions for these environments."""

@@ -88,11 +88,11 @@ class Halves(HostEnv):
         return join([part.receive() for part in self.parts])
 
     def states_of(self, state: EnvState) -> list[EnvState]:
-        """Splits a state into those of the halves."""
+        """Splits a state into the states of the halves."""
         return self.rows_of(state)
 
     def rows_of(self, state: EnvState) -> list[EnvState]:
-        """Splits a state into those of the parts."""
+        """Splits a state into the states of the parts."""
         tokens = state.env_state["token"]
         rows = split(state.replace(env_state=None), len(self.parts))
         return [own.replace(env_state={"token": t}) for own, t in zip(rows, tokens, strict=True)]

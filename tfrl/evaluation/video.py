@@ -208,7 +208,7 @@ def check_drawable(env: Env) -> None:
                 drawn.close()
     except UserError:
         raise
-    except Exception as error:  # whatever a renderer raises without a screen or a package
+    except Exception as error:  # renderers may raise anything without a screen or package
         raise _not_drawn(env, error) from error
 
 
@@ -362,7 +362,7 @@ class _Player:
             return self._draw_bars, True
         except UserError:
             raise
-        except Exception as error:  # whatever a renderer raises without a screen or a package
+        except Exception as error:  # renderers may raise anything without a screen or package
             raise _not_drawn(self.env, error) from error
         shows_end = autoreset_mode(self.env, state) not in SAME_STEP_MODES
         keeps = getattr(self.env, "has_scenes", False)

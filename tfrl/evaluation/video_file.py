@@ -266,8 +266,8 @@ def video_summary(tag: str, frames: Any, fps: float) -> summary_pb2.Summary:
 
     Args:
       tag: Its name.
-      frames: As of `encode_gif`.
-      fps: As of `encode_gif`.
+      frames: See `encode_gif`.
+      fps: See `encode_gif`.
     """
     frames = np.asarray(frames)
     gif = encode_gif(frames, fps)
@@ -286,9 +286,9 @@ def write_summary(
     Args:
       writer: From `tf.summary.create_file_writer`.
       tag: Its name.
-      frames: As of `encode_gif`; see `Preview` for long or large ones.
+      frames: See `encode_gif`; see `Preview` for long or large ones.
       step: The step that it belongs to.
-      fps: As of `encode_gif`.
+      fps: See `encode_gif`.
     """
     frames = np.asarray(frames)
     gif = encode_gif(frames, fps)

@@ -106,7 +106,7 @@ def onnx(job):
 
 
 def draws(folder):
-    """Returns a SavedModel's proto, and its random nodes: those of the key, and all others."""
+    """Returns a SavedModel's proto, its random nodes of the key, and its other random nodes."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     model = saved_model_pb2.SavedModel()

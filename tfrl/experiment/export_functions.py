@@ -173,7 +173,7 @@ def _add(
     """Adds an optional function; if it fails, the reason goes into the metadata."""
     try:
         functions[name] = make()
-    except Exception as error:  # whatever a user's own agent raises on symbolic tensors
+    except Exception as error:  # a user's agent may raise anything on symbolic tensors
         first = next(iter(str(error).strip().splitlines()), "")
         left_out[name] = f"{type(error).__name__}: {first}" if first else type(error).__name__
 

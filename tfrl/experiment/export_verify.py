@@ -152,7 +152,7 @@ def compare(
     """Compares the results of an export with the library's.
 
     Args:
-      policy: What was exported.
+      policy: The exported policy.
       own: The library's results `{<signature>/<output>: [T, B, ...]}`.
       theirs: The export's results; and `single/<output>` `[1, ...]`, for only the first
         observation.
@@ -369,7 +369,7 @@ def client_answers(
     Args:
       form: The format.
       folder: The export.
-      policy: What was exported.
+      policy: The exported policy.
       observations: Nests `[B, ...]`, one a step.
       key: The key of TF-Agents' exploring policy, int32 [2]; None to skip it.
 
@@ -445,7 +445,7 @@ def verify(
     Args:
       form: "saved_model", "tf_agents", "tflite" or "onnx".
       folder: The export.
-      policy: What was exported.
+      policy: The exported policy.
       oracle: Has `answers`, see `AgentOracle`.
       quantized: Whether weights have 8 bits; then only greedy actions have a tolerance, see `EQUAL`
         and `RANGE`.

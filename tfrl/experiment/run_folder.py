@@ -67,7 +67,7 @@ class RunFolder:
 
     @property
     def metadata(self) -> pathlib.Path:
-        """What the run was made with."""
+        """Seed, versions and settings of the run."""
         return self.root / "metadata.json"
 
     @property

@@ -147,8 +147,8 @@ class KerasNetwork(Torso):
         Args:
           params: As from `init`, not stacked.
           x: The inputs; `apply` passes one batch axis, but here there may be others.
-          training: As of `apply`.
-          key: As of `apply`.
+          training: See `apply`.
+          key: See `apply`.
 
         Returns:
           The output, and the new `state`.

@@ -125,7 +125,7 @@ def ppo_clip_loss(
       advantage: float32 [T, B]; no gradient flows through it.
       clip: Half width of the interval, a float or a float32 scalar.
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       (loss, extra), the loss a float32 scalar. With a `denominator`, the means in `extra` are also
@@ -170,7 +170,7 @@ def policy_gradient_loss(
       log_prob: float32 [T, B], log pi(a_t | o_t).
       advantage: float32 [T, B], A_t; no gradient flows through it.
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       float32 scalar.
@@ -197,7 +197,7 @@ def entropy_loss(*, entropy: Any, mask: Any = None, denominator: Any = None) -> 
     Args:
       entropy: float32 [T, B], nats.
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       float32 scalar.

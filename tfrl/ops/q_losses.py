@@ -1,8 +1,8 @@
 """One-step temporal-difference losses of action values over discrete actions.
 
 Each is `td_loss` of the taken action's value, with a different bootstrap value. The other keyword
-arguments (`reward`, `termination`, `discount`, `mask`, `weights`, `huber_delta`, `denominator`) are
-those of `td_loss`.
+arguments (`reward`, `termination`, `discount`, `mask`, `weights`, `huber_delta`, `denominator`)
+match `td_loss`.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def q_learning_loss(
       mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       (loss, extra), the loss a float32 scalar.
@@ -100,7 +100,7 @@ def double_q_learning_loss(
       mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       (loss, extra), the loss a float32 scalar.
@@ -154,7 +154,7 @@ def expected_sarsa_loss(
       mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       (loss, extra), the loss a float32 scalar.

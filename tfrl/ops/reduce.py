@@ -78,7 +78,7 @@ def masked_mean(x: Any, mask: Any = None, *, denominator: Any = None) -> tf.Tens
     Args:
       x: float32 [T, B, ...].
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask. With the global
+      denominator: Number of valid rows to divide by; None counts them in the mask. With the global
         number, the sum over data-parallel replicas is the global mean.
 
     Returns:

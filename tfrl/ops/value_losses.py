@@ -81,7 +81,7 @@ def value_loss(*, value: Any, target: Any, mask: Any = None, denominator: Any = 
       value: float32 [T, B], V(o_t).
       target: float32 [T, B]; no gradient flows through it.
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       float32 scalar.
@@ -116,7 +116,7 @@ def clipped_value_loss(
       target: float32 [T, B]; no gradient flows through it.
       clip: Largest change of the value that is not clipped; a float or a float32 scalar.
       mask: bool [T, B], True for valid rows, or None.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       float32 scalar.
@@ -159,7 +159,7 @@ def td_loss(
       mask: bool [...], True for valid rows, or None.
       weights: float32 [...], of each row, as for prioritised sampling, or None.
       huber_delta: Use Huber's function with this delta instead of the half square.
-      denominator: Number of valid rows to divide by instead of those of the mask.
+      denominator: Number of valid rows to divide by; None counts them in the mask.
 
     Returns:
       (loss, extra), the loss a float32 scalar.

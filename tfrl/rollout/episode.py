@@ -65,14 +65,14 @@ def eval_rollout_episode(
     autoreset mode.
 
     Args:
-      env: As of `rollout`.
+      env: See `rollout`.
       agent: Any object with `evaluate_actions`, or only such a function.
       env_state: The state to start from, usually of a fresh `env.reset`.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
-      env_extra_fields: As of `rollout`.
-      action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
+      env_extra_fields: See `rollout`.
+      action_fn: See `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
       light: Whether to keep only rewards, ends and extra fields, to save memory.
 
@@ -148,14 +148,14 @@ def fast_eval_rollout_episode(
     ended after `length` steps counts up to there.
 
     Args:
-      env: As of `rollout`.
+      env: See `rollout`.
       agent: Any object with `evaluate_actions`, or only such a function.
       env_state: The state to start from, usually of a fresh `env.reset`.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
       env_extra_fields: Checked as in `rollout`; nothing is stored.
-      action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
+      action_fn: See `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
       discount: Asks for `discounted_returns` too, if not None.
       info_fields: Scalars of `info` to return from the last steps.

@@ -48,12 +48,12 @@ def env_step(
     """Acts once and steps once, for agents without memory; recurrent agents use `rollout`.
 
     Args:
-      env: As of `rollout`, on the device.
+      env: See `rollout`, on the device.
       agent: Any object with `compute_actions`, or that function.
       env_state: The state to act on.
       agent_state: The agent's state.
       key: int32 [2], for the action.
-      env_extra_fields: As of `rollout`.
+      env_extra_fields: See `rollout`.
 
     Returns:
       The step, leaves [B, ...], and the environments' state after it.

@@ -44,7 +44,7 @@ def _clip(spec: tf.TensorSpec, action: tf.Tensor) -> tf.Tensor:
 class ActionRepeat(Wrapper):
     """Repeats every action `repeat` times and sums the rewards; an end stops the repetition.
 
-    Below the autoreset only. Observation, flags and info are those of the last frame; but flags of
+    Only inside the autoreset. Observation, flags and info are those of the last frame; but flags of
     `info["agents"]` are True if they were in any of the frames. Counters of frames multiply steps
     by `action_repeat`.
 

@@ -194,7 +194,7 @@ class RewardScale(RewardWrapper):
 class RewardSparse(StatefulWrapper):
     """Returns reward 0, and at an episode's last step the sum of its rewards.
 
-    Only above the autoreset, where it sees time limits too.
+    Only outside the autoreset, where it sees time limits too.
     """
 
     def __post_init__(self) -> None:

@@ -162,7 +162,8 @@ def advance(
     # An enemy runs into a bullet only by moving, and not where the player is.
     may_hit = moves & ~(in_row & tf.equal(x, player_x))
     ran = _at_cells(enemies.replace(x=x), *bullets) & may_hit[:, tf.newaxis]
-    # What is hit in this frame still fires, and so does what leaves the board (to no effect).
+    # Enemies that are hit or leave the board in this frame still fire (without effect after
+    # leaving).
     fires = alive & enemies.sub & tf.equal(enemies.shot_timer, 0)
     fired = tf.where(fires, x, enemies.bomb)
     bomb = fired + enemies.direction
@@ -188,7 +189,7 @@ def _off(x: tf.Tensor) -> tf.Tensor:
 
 
 def columns(enemies: Enemies) -> tf.Tensor:
-    """Returns the columns int32 [B, 4, N] of what is seen: fish, submarine, trail, bullet."""
+    """Returns the visible columns int32 [B, 4, N]: fish, submarine, trail, bullet."""
     fish, sub = tf.where(enemies.sub, GONE, enemies.x), tf.where(enemies.sub, enemies.x, GONE)
     return tf.stack([fish, sub, enemies.x - enemies.direction, enemies.bomb], axis=1)
 
@@ -300,7 +301,7 @@ def swim(divers: Divers, x: tf.Tensor, y: tf.Tensor, aboard: tf.Tensor) -> tuple
 
 
 def diver_columns(divers: Divers) -> tf.Tensor:
-    """Returns the columns int32 [B, 2, 2] of what is seen of each: itself, trail."""
+    """Returns the visible columns int32 [B, 2, 2] of each diver: itself, trail."""
     return tf.stack([divers.x, divers.x - divers.direction], axis=1)
 
 
@@ -309,7 +310,7 @@ SHOT_FRAMES = 5  # between two shots of the player
 SPAWN_FRAMES = 20  # between two enemies, at the start
 DIVER_FRAMES = 30  # between two divers
 MOVE_FRAMES = 5  # between two moves of an enemy, less one, at the start
-FASTEST = 2  # to which ramping may reduce them
+FASTEST = 2  # lower limit under ramping
 
 _COLUMNS = np.arange(SIZE, dtype=np.int32)
 # Several enemies may be in a cell, at most one for each frame between two of their moves (when
@@ -320,7 +321,7 @@ _DIGITS = (2 ** (_WIDTH * _COLUMNS)).astype(np.int32)
 
 @struct.dataclass
 class SeaquestGame(struct.Struct):
-    """The state of Seaquest; int32 [B] where nothing else is said.
+    """The state of Seaquest; int32 [B] unless stated otherwise.
 
     Attributes:
       x: The column of the submarine's front.
