@@ -358,7 +358,7 @@ class ActionDistribution(struct.Struct):
           outputs: float32 `[..., num_outputs]`.
           params: As from `init_params`; with a leading population axis if `outputs` has one. None
             if there are none.
-          mask: Which actions are valid: bool `[..., A]` for a discrete leaf, `[..., K, max(nvec)]`
+          mask: Mask of valid actions: bool `[..., A]` for a discrete leaf, `[..., K, max(nvec)]`
             for MultiDiscrete, `[..., K]` for bits; for a nest of actions a nest like it, in which
             a leaf may be None or missing, or a dict of them by path. None for all valid.
 

@@ -111,7 +111,7 @@ class Video:
 
     Attributes:
       path: The file.
-      frames: How many frames it has.
+      frames: Number of frames.
       episode_returns: Undiscounted return of each episode's recorded part (with several agents,
         their sum).
       episode_lengths: Its length in agent steps.

@@ -333,7 +333,7 @@ def draw_observations(obs_spec: Any, memory: bool, count: int = OBSERVATIONS) ->
     Args:
       obs_spec: The nest of specs of one observation.
       memory: Whether to draw steps of sequences.
-      count: How many.
+      count: Number of observations.
 
     Returns:
       Nests `[B, ...]`, one a step.

@@ -182,7 +182,7 @@ def as_minibatches(
 
     Args:
       plan: The plan.
-      indices: Of each replica.
+      indices: The indices of each replica.
       parts: Number of replicas that divide each minibatch.
     """
     return MinibatchIndices(

@@ -69,7 +69,7 @@ def train(
       learner: The `Learner`.
       state: Its state before the update.
       batches: `{module_id: rows}` of the modules to train.
-      cut: Which rows make which minibatch.
+      cut: The rows of each minibatch.
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
       jit: See `train_step`.
@@ -189,7 +189,7 @@ def run_minibatches(
       learner: The `Learner`.
       state: Its state before them.
       batches: `{module_id: rows}`; with several replicas, each one's rows.
-      cut: Which rows make which minibatch.
+      cut: The rows of each minibatch.
       key: int32 [2], for the losses.
       jit: See `train_step`.
 

@@ -172,7 +172,7 @@ class Window(Block):
 
     @property
     def size(self) -> int:
-        """How many of the last values count."""
+        """Number of last values that count."""
         return self.values.maxlen or 0
 
     def empty(self) -> "Window":

@@ -72,7 +72,7 @@ class ActorCriticNetwork(struct.Struct):
           params: As from `init`.
           obs: Observations `[B, ...]`.
           carry: The carry before the step.
-          mask: Which actions are valid, or None.
+          mask: Mask of valid actions, or None.
         """
         features, after = self._features(params, obs, carry)
         distribution, own = self.policy.step(
@@ -119,7 +119,7 @@ class ActorCriticNetwork(struct.Struct):
             in inference mode.
           carry: The carry `[B, ...]` before the first step; None without memory.
           starts: bool `[T, B]`, where an observation is the first of an episode; with memory only.
-          mask: Which actions are valid, or None.
+          mask: Mask of valid actions, or None.
 
         Returns:
           The distribution, V `[...]`, and `{group: parameters}` of the groups with changes other

@@ -94,7 +94,7 @@ class PolicyNetwork(HeadedNetwork):
         Args:
           params: As from `init`.
           x: A nest of observations.
-          mask: Which actions are valid, see `ActionDistribution.build`.
+          mask: Mask of valid actions, see `ActionDistribution.build`.
         """
         return self._output(params, self.torso.apply(params["torso"], x), mask)
 
@@ -163,7 +163,7 @@ class QNetwork(HeadedNetwork):
 
     Attributes:
       torso: Observations to features.
-      num_actions: How many actions.
+      num_actions: Number of actions.
       head_scale: The gain of the head's orthogonal kernel.
     """
 
@@ -195,7 +195,7 @@ class DuelingQNetwork(HeadedNetwork):
 
     Attributes:
       torso: Observations to features.
-      num_actions: How many actions.
+      num_actions: Number of actions.
       head_scale: The gain of the heads' orthogonal kernels.
     """
 

@@ -39,7 +39,7 @@ class Linear(Torso):
     """x W + b.
 
     Attributes:
-      size: How many outputs.
+      size: Number of outputs.
       kernel_init: "orthogonal", "lecun_normal" or "lecun_uniform".
       kernel_scale: The gain of the initialiser.
     """

@@ -34,7 +34,7 @@ def _masked(x: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
 
 
 def _elements_per_row(x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """How many elements of x share one entry of the mask, float32."""
+    """Number of elements of x per entry of the mask, float32."""
     if mask is None:
         return tf.constant(1.0)
     return tf.cast(tf.reduce_prod(tf.shape(x)[mask.shape.rank :]), tf.float32)

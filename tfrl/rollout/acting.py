@@ -63,7 +63,7 @@ class HostPolicy:
         Args:
           agent_state: Leaves may be tensors or tf.Variables.
           key: int32 [2].
-          length: How many steps.
+          length: Number of steps.
           obs: The first observation, for the timing.
           carry: The first recurrent state, or None.
         """

@@ -201,7 +201,7 @@ class NumpyProgram:
         Args:
           state: The function's argument.
           key: int32 [2]; step t uses `seeding.split(key, length)[t]`.
-          length: How many steps.
+          length: Number of steps.
         """
         draws = [] if self._draw is None else self._draw(key, length)
         leaves = tf.nest.flatten(state)

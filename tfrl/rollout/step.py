@@ -237,7 +237,7 @@ def scan(
       step: Takes the carried nest and t (int32 scalar); returns the next carried nest, of the same
         structure, shapes and dtypes, and a nest of outputs.
       init: The first carried nest, of tensors.
-      length: How many steps, static, at least 1.
+      length: Number of steps, static, at least 1.
       output_spec: The nest of TensorSpecs of one output; None finds it by tracing `step` once more.
       going: `going(carry) -> bool`: stops when it is False; None for never.
 

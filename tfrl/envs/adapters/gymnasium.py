@@ -47,7 +47,7 @@ class GymnasiumBackend(Backend):
 
         Args:
           source: The factory of the environments.
-          num_envs: How many (B).
+          num_envs: Number of environments (B).
         """
         self.name, self.num_envs = source.name, num_envs
         self._source = source
@@ -326,7 +326,7 @@ def make_gymnasium(
 
     Args:
       task: An id of Gymnasium's registry; `module:Name-v0` imports the module first.
-      num_envs: How many (B).
+      num_envs: Number of environments (B).
       autoreset: NEXT_STEP, SAME_STEP or DISABLED.
       max_episode_steps: As in `make_env`.
       wrappers: Functions `gymnasium.Env -> gymnasium.Env` around each environment, inside the time

@@ -97,7 +97,7 @@ class Optimizer(struct.Struct, abc.ABC):
         """Returns a leaf and its slots after a step.
 
         Args:
-          gradient: Of the leaf.
+          gradient: The gradient of the leaf.
           param: The leaf.
           slots: In the order of `slot_names`.
           rate: The learning rate, a scalar or `[P, 1, ...]`.
