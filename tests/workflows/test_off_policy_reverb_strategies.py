@@ -58,6 +58,15 @@ class MirroredTest(parameterized.TestCase):
             self.assertGreater(len(set(np.round(priorities, 6))), 5)
         return flow, state
 
+    def test_all_replicas_play_from_the_first_call_on(self):
+        # By the policy: the stage that was timed is that of the run.
+        flow = self.workflow(compile="graph", random_steps=0, learning_starts=40)
+        state, rows = run(flow, 0, 20)
+        self.assertEqual(rows[-1]["env_steps"], 20)
+        buffer = flow.replay_buffer(state)
+        buffer.flush()
+        self.assertEqual(int(buffer.size()), 20)
+
     @pytest.mark.slow
     def test_the_replicas_play_different_environments(self):
         flow = self.workflow()

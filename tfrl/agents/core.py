@@ -215,11 +215,11 @@ class Agent(abc.ABC):
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
         """Draws actions uniformly, to fill a replay buffer. Arguments as `compute_actions`."""
-        raise NotImplementedError(f"{type(self).__name__} does not learn from a replay buffer")
+        raise NotImplementedError(f"{type(self).__name__} defines no random_actions")
 
     def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
         """Returns |target - Q(o, a)| of sampled rows, float32 [N], for their priorities."""
-        raise NotImplementedError(f"{type(self).__name__} has no TD errors")
+        raise NotImplementedError(f"{type(self).__name__} defines no td_errors")
 
     @property
     def updates(self) -> tuple[Update | ExternalUpdate, ...]:

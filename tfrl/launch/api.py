@@ -17,12 +17,10 @@ from tfrl.launch.termination import Termination
 from tfrl.loading import distrust
 
 if TYPE_CHECKING:
-    from tfrl.workflows import Workflow
-
-if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfrl.launch.settings import Settings
+    from tfrl.workflows import Workflow
 
 
 @dataclasses.dataclass(frozen=True)

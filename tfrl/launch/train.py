@@ -120,7 +120,6 @@ def use_replay_server(
       UserError: The workflow has no replay buffer; the server does not answer in time, or has
         other tables.
     """
-    from tfrl.replay.reverb.connection import await_tables
     from tfrl.workflows import OffPolicyWorkflow
 
     if not isinstance(workflow, OffPolicyWorkflow):
@@ -130,6 +129,8 @@ def use_replay_server(
             got=type(workflow).__name__,
         )
     workflow.use_replay_server(address, reconnect_seconds)
+    from tfrl.replay.reverb.connection import await_tables
+
     # Waits here, so that a wrong address creates no folder.
     await_tables(workflow.replay, app.say)
 

@@ -4,12 +4,15 @@ The calls of a step, outermost first:
 
     train_step                prepares the minibatch on every replica; counts the step
       _TrainStep.__call__     update by update, in the order of the modules' lists
+        _external_step        an update that trains itself
+        _delayed_step         only if an update that waits is due
         _gradient_step        decides which optimizers step: finite, due, not stopped
           _gradients          on every replica: sums over the replicas, norms, postprocessing
             _differentiate    losses and gradients at values, a pure function
           _apply              the optimizers' steps
 
-All of them but the replicas' part run outside the replicas, see `tfrl.distribute.replicas`.
+`_gradients` and `_differentiate` run on the replicas, the others outside, see
+`tfrl.distribute.replicas`.
 """
 
 from __future__ import annotations
@@ -116,7 +119,8 @@ def train_step(
 ) -> tuple[LearnerState, StepMetrics]:
     """Takes one gradient step of each module on a batch, with its updates in order.
 
-    Pure if the leaves of the state are tensors; the learner's variables are changed in place.
+    Pure if the leaves of the state are tensors; if they are the learner's variables, it changes
+    these in place.
     `Learner.fit` runs train steps over epochs and minibatches, with schedules, target networks and
     hooks.
 
@@ -282,7 +286,7 @@ class _TrainStep:
             return [*leaves.carried(state), *tf.nest.flatten(waited)]
 
         if tf.executing_eagerly():
-            # Only the shapes of the metrics are needed if it is not due.
+            # If it is not due, no optimizer steps; only the shapes of the metrics are needed.
             after, rows, now, finite = self._gradient_step(state, k, updates, minibatch, stopped)
             rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
             stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
@@ -317,7 +321,7 @@ class _TrainStep:
         owners = self._by_optimizer(dict(zip(refs, per_replica.gradients, strict=True)))
         norms = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
-        after = self._active(state, updates, stopped, all_due=all_due)
+        still_active = self._active(state, updates, stopped, all_due=all_due)
         steps: list[OwnerStep] = []
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
@@ -332,8 +336,8 @@ class _TrainStep:
                 all_finite = _all(conditions)
                 finite.update({m: finite[m] & all_finite for m in involved})
             leaders = [owner] if owner in updates else involved
-            if all(m in after for m in leaders):
-                conditions.append(_any([after[m] for m in leaders]))
+            if all(m in still_active for m in leaders):
+                conditions.append(_any([still_active[m] for m in leaders]))
             steps.append((conditions, owner, own, per_replica.param_updates.get(owner)))
         rows = {m: self._metrics_of(m, computed, norms) for m in updates}
         return self._apply(state, steps), rows, stopped, finite
@@ -431,8 +435,8 @@ class _TrainStep:
         self, state: LearnerState, k: int, updates: dict[str, Update], minibatch: Minibatch
     ) -> Computed:
         """Losses, gradients, their sums over the replicas, and postprocessing."""
-        core = self._compiled(k, updates)
-        gradients, losses, metrics, param_updates = core(
+        differentiate = self._compiled(k, updates)
+        gradients, losses, metrics, param_updates = differentiate(
             self._table.values(state.agent_state), minibatch
         )
         if self._replicas.several:
@@ -482,13 +486,13 @@ class _TrainStep:
         """The pure part, compiled separately if requested."""
         if k not in self._compiled_by_position:
 
-            def core(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
+            def differentiate(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
                 return self._differentiate(k, updates, values, minibatch)
 
-            jit = self._jit and not tf.executing_eagerly()
-            self._compiled_by_position[k] = (
-                tf.function(core, jit_compile=True, autograph=False) if jit else core
-            )
+            fn: Any = differentiate
+            if self._jit and not tf.executing_eagerly():
+                fn = tf.function(differentiate, jit_compile=True, autograph=False)
+            self._compiled_by_position[k] = fn
         return self._compiled_by_position[k]
 
     def _differentiate(

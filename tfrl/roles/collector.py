@@ -212,6 +212,7 @@ class Collector:
     def _rollouts(self) -> tuple[Any, Any]:
         """Returns the functions that play a rollout, by the policy and at random."""
         collect = self._player.collect_trajectory
+        # On-policy agents need not be subclasses of `Agent`.
         random = functools.partial(
             collect, action_fn=getattr(self.workflow.agent, "random_actions", None)
         )

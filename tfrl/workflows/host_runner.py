@@ -69,14 +69,14 @@ class Experience(Protocol):
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
 
-class RolloutSource(Protocol):
+class PlaysRollouts(Protocol):
     """The source of rollouts, as a host runner uses it."""
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout."""
+        """Returns `play(agent_state, env_state, carry, key)`, see `rollout_sources`."""
 
     def env_steps(self, played: Nest) -> int:
-        """Returns the env steps of what `play` gave, with those of other processes."""
+        """Returns the env steps of the experience that `play` returned, in all processes."""
 
 
 class HostIterating(Iterating, Protocol):
@@ -88,7 +88,7 @@ class HostIterating(Iterating, Protocol):
     overlap: bool
 
     @property
-    def rollout_source(self) -> RolloutSource:
+    def rollout_source(self) -> PlaysRollouts:
         """Where the rollouts come from."""
 
     def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
@@ -111,7 +111,7 @@ class HostIterating(Iterating, Protocol):
 
 
 class HostRunner(Runner):
-    """Runs iterations in environments on the host, or with experience outside the graph."""
+    """Runs iterations whose rollouts Python plays or receives from collectors."""
 
     _workflow: HostIterating
 
@@ -167,7 +167,10 @@ class HostRunner(Runner):
         counts = leaves.carried(form)
         if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
             self._inputs = collections.deque(rest.begin(state))
-        self._of = (None, "")  # until all is done: a call that fails begins again
+        self._of = (
+            None,
+            "",
+        )  # until all is done: after a failure the next call begins with fresh inputs
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
         rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))

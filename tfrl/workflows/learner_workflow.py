@@ -61,12 +61,13 @@ from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.rollout_result import (
     NONFINITE_STATISTICS,
     RolloutResult,
+    episode_metric_names,
     episode_metrics,
     finite_statistics,
     merge_results,
     outlier_metrics,
 )
-from tfrl.workflows.rollout_sources import CollectorSource, DeviceSource, HostSource
+from tfrl.workflows.rollout_sources import CollectorSource, DeviceSource, HostSource, RolloutSource
 from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.run_values import (
     PLAYED,
@@ -102,7 +103,7 @@ class LearnerWorkflow(Workflow):
         "_evaluators",
         "compiled_process_rollout",
     }
-    # Whether Python runs the loop over iterations although the environments are on the device.
+    # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
     # Processes that play in place of `env`, see `use_collectors`.
     collectors: Collectors | None = None
@@ -213,7 +214,7 @@ class LearnerWorkflow(Workflow):
         self._divide()
 
     @property
-    def rollout_source(self) -> DeviceSource:
+    def rollout_source(self) -> RolloutSource:
         """Where the rollouts come from: environments on the device, on the host, or collectors."""
         if self.collectors is not None:
             return CollectorSource(self, self.collectors)
@@ -247,7 +248,7 @@ class LearnerWorkflow(Workflow):
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv) and self.collectors is None:
                 check_place(env.backend.name, parts)
-        # One process plays evaluations on the host, whatever the number of replicas.
+        # Each process plays all episodes of an evaluation on the host.
         eval_parts = 1 if isinstance(self.eval_env, HostEnv) else parts
         sizes = {"num_envs": self.env.num_envs} if self.divides_rollouts else {}
         if eval_parts > 1:
@@ -265,7 +266,7 @@ class LearnerWorkflow(Workflow):
     def play(
         self, state: State, key: tf.Tensor, action_fn: ActionFn | None = None
     ) -> RolloutResult:
-        """Rolls out on every replica; sums statistics, counts and metrics over the replicas.
+        """Rolls out on every replica; merges statistics, counts and metrics of the replicas.
 
         Args:
           state: Before the iteration.
@@ -330,8 +331,8 @@ class LearnerWorkflow(Workflow):
         if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
-        for name in map("episode_{}".format, self.env.info_fields):
-            some = out.counts["episodes"] > 0  # no episode, no mean
+        some = out.counts["episodes"] > 0  # no episode, no mean
+        for name in episode_metric_names(self.env.info_fields)[len(episodes) :]:
             episodes[name] = tf.where(some, out.metrics[name], np.nan)
         return {**out.metrics, **metrics, **episodes}, state
 
@@ -354,7 +355,7 @@ class LearnerWorkflow(Workflow):
         return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
 
     def stages_of(self, state: State) -> Stages | None:
-        """Returns the stages in use; None where the user calls `iterate`, once per state."""
+        """Returns the stages in use; None if the user calls `iterate`: its state must be new."""
         run_stages = stages.current()
         if run_stages is None and tf.executing_eagerly() and self._runner_of(state) is not None:
             self.ready(state)
@@ -727,7 +728,7 @@ class LearnerWorkflow(Workflow):
         return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
 
     def times_stages(self, run_stages: Stages) -> bool:
-        """Whether clocks time rollout and update; not where the two overlap in a graph."""
+        """Whether clocks time rollout and update where possible; here always."""
         return True
 
     @property
@@ -891,12 +892,12 @@ class LearnerWorkflow(Workflow):
 
         source = self.rollout_source
         return Trials(
-            rollout=source.trial(run_stages),
+            rollout=source.timed_stage(run_stages),
             update=self.update_stage(state),  # type: ignore[arg-type]
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
             keep=keep,
-            choose_acting=source.acting_mode(state),
+            choose_acting=source.acting_mode_chooser(state),
             python_steps=self.steps_in_graph,
             python_loop=self.loops_on_host,
             several=self.replicas.several,

@@ -265,7 +265,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     @property
     def divided_sizes(self) -> dict[str, int]:
-        """Checks the batch size, the rows of a learner step."""
+        """Checks the batch size; returns {}, since a learner step takes a whole sample."""
         check_batch_size(self.batch_size, self.replicas.num_replicas)
         check_room(self.replay, self.batch_size)
         return {}
@@ -382,7 +382,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return HostRunner(self, Traces(), iterations, experience=experience)
 
     def copied(self, state: State, runner: Runner | None) -> State:
-        """Returns a copy of a state in variables of its own, and of its Reverb server."""
+        """Returns a copy of a state in variables of its own; with Reverb, also of its server."""
         if not self.loops_in_python:
             return super().copied(state, runner)
         if runner is None:
@@ -754,7 +754,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # How it is compiled.
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
-        """Whether an XLA update takes the small operations on the buffer into its program."""
+        """Whether an XLA update takes everything after a rollout into its program."""
         if not self.loops_in_python:
             return True
         reads = not run_stages.phase.learns or self._reverb(state).fetches(run_stages)

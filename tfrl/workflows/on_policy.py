@@ -53,7 +53,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         iterations_per_call: int | None = None,
         strategy: tf.distribute.Strategy | None = None,
     ):
-        """Assembles the static logic; `setup` makes what changes.
+        """Assembles the static logic; `setup` makes the state.
 
         Args:
           env: The training environments, as `tfrl.make_env` gives them.

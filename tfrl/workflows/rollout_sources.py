@@ -1,11 +1,13 @@
 """Where the rollouts of a workflow come from: the device, the host, or collectors.
 
-A source answers what differs between the three, for the iteration of a `LearnerWorkflow` and for
-the runner of the host loop. It keeps nothing: environments and collectors are the workflow's.
+A `RolloutSource` has the differences between the three, for the iteration of a `LearnerWorkflow`
+and for the host's runner. It has no state of its own: environments and collectors belong to the
+workflow.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,16 +30,16 @@ if TYPE_CHECKING:
     from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 
-class DeviceSource:
-    """Environments on the device: a rollout is a compiled stage, on every replica.
+class RolloutSource(abc.ABC):
+    """The source of a workflow's rollouts.
 
     Attributes:
-      in_python: Whether each rollout is a step of Python's, and one compiled call follows it.
-      rollout_modes: Compile modes that the stage "rollout" has beside the usual ones.
+      in_python: Whether Python runs each rollout, and one compiled call follows it.
+      rollout_modes: Compile modes of the stage "rollout" beside the usual ones.
       wait_seconds: How long a rollout may wait for other processes.
     """
 
-    in_python = False
+    in_python = True
     rollout_modes: tuple[str, ...] = ()
     wait_seconds = 0.0
 
@@ -46,71 +48,52 @@ class DeviceSource:
         self._workflow = workflow
 
     def reset(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
-        """Starts the episodes of a replica: the environments' state and the recurrent one."""
+        """Starts the episodes of a replica; returns the environments' and the recurrent state."""
         env, agent = self._workflow.replica_env, self._workflow.agent
         env_state = env.reset(key)
         make_carry = getattr(agent, "initial_carry", None)
-        carry = make_carry(env.num_envs) if make_carry else None
-        return self._as_leaves(env_state), carry
-
-    def _as_leaves(self, env_state: EnvState) -> EnvState:
-        return tf.nest.map_structure(tf.convert_to_tensor, env_state)  # type: ignore[no-any-return]
+        return env_state, make_carry(env.num_envs) if make_carry else None
 
     def begin_call(self, state: State) -> None:
         """Called with the state before each call of several iterations."""
+        return
 
     def close(self) -> None:
-        """Closes what the rollouts come from."""
+        """Closes environments and connections."""
+        return
 
-    # A rollout from Python, for `HostRunner`.
+    # A rollout from Python, for the host's runner.
 
+    @abc.abstractmethod
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout.
+        """Returns `play(agent_state, env_state, carry, key)`.
 
         Args:
           run_stages: The stages of the phase.
           random: Whether the actions are random.
 
         Returns:
-          A function that returns what was played, the environments' state and the recurrent one.
+          A function that returns the experience, the environments' state and the recurrent state.
         """
-        workflow, name = self._workflow, "rollout/random" if random else "rollout"
-        collect = self._collect(random)
-        if not workflow.replicas.several:
-            return run_stages.stage(name, collect)
-        one = CompiledStage("rollout", collect)
-        graph, xla = (functools.partial(self._play_on_all, one, m) for m in ("graph", "xla"))
-        return run_stages.stage(name, graph, xla)
+
+    def env_steps(self, played: Nest) -> int:
+        """Returns the env steps of the experience that `play` returned, in all processes."""
+        return self._count(played)
+
+    def result(self, state: State, played: Nest) -> RolloutResult:
+        """Returns the result of a rollout; traced.
+
+        Args:
+          state: Before the iteration.
+          played: The experience that `play` returned: `[T, B, ...]` of this process' replicas, one
+            behind the other.
+        """
+        return self._processed(state, played)
 
     def _collect(self, random: bool) -> Callable[..., Any]:
         workflow = self._workflow
         action_fn = workflow.agent.random_actions if random else None
         return functools.partial(workflow.collect_trajectory, action_fn=action_fn)
-
-    def _play_on_all(
-        self,
-        stage: CompiledStage,
-        mode: str,
-        values: Nest,
-        env_state: Nest,
-        carry: Nest,
-        key: tf.Tensor,
-    ) -> tuple[Trajectory, Nest, Nest]:
-        """Plays on every replica and returns the steps of all of them, [T, B, ...]."""
-        replicas = self._workflow.replicas
-
-        def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
-            key = seeding.fold_in(key, replicas.index())
-            played, after, carry = stage.compiled(mode)(values, env_state, carry, key)
-            return played, merge_over_replicas(replicas, env_state, after), carry
-
-        played, env_state, carry = replicas.run(own, values, env_state, carry, key)
-        parts = replicas.per_replica(played)
-        return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
-
-    def env_steps(self, played: Nest) -> int:
-        """Returns the env steps of what `rollout` gave, with those of other processes."""
-        return self._count(played)
 
     def _count(self, trajectory: Trajectory) -> int:
         workflow = self._workflow
@@ -118,15 +101,6 @@ class DeviceSource:
             return workflow.steps_per_iteration
         steps, group = int(np.count_nonzero(trajectory.valid)), workflow.worker_group
         return steps if group is None else int(sum(group.all_gather(steps)))
-
-    def result(self, state: State, played: Nest) -> RolloutResult:
-        """Returns the result of what `rollout` gave; traced.
-
-        Args:
-          state: Before the iteration.
-          played: Under several replicas, the rows of those of this process one behind the other.
-        """
-        return self._processed(state, played)
 
     def _processed(self, state: State, trajectory: Trajectory) -> RolloutResult:
         workflow = self._workflow
@@ -149,27 +123,74 @@ class DeviceSource:
 
     # How the rollout is compiled.
 
+    @abc.abstractmethod
     def blank(self, state: State) -> Trajectory:
-        """Returns a trajectory of zeros, for stages to be timed on."""
-        raise NotImplementedError("rollouts on the device are tried as they are")
+        """Returns a trajectory of zeros, to time the update on."""
 
-    def trial(self, run_stages: Stages) -> CompiledStage:
-        """Returns the rollout's stage, to be timed."""
-        workflow = self._workflow
-        if workflow.loops_on_host:
-            return run_stages.stage("rollout", self._collect(random=False))
-        collect = functools.partial(workflow.collect, action_fn=None)
-        return run_stages.stage("rollout", collect)
+    @abc.abstractmethod
+    def timed_stage(self, run_stages: Stages) -> CompiledStage:
+        """Returns the stage "rollout", to be timed."""
 
-    def acting_mode(self, state: State) -> Callable[[str], str] | None:
-        """Returns `choose(asked)`, how the policy is called where no stage is compiled."""
+    def acting_mode_chooser(self, state: State) -> Callable[[str], str] | None:
+        """Returns `choose(asked)`, which settles how the policy is called; None for a stage."""
         return None
 
 
-class HostSource(DeviceSource):
-    """Environments on the host: Python steps them, and the policy alone is compiled."""
+class DeviceSource(RolloutSource):
+    """Environments stepped in a graph: a rollout is a compiled stage on every replica."""
 
-    in_python = True
+    in_python = False
+
+    def reset(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
+        """Starts the episodes of a replica; see `RolloutSource.reset`."""
+        env_state, carry = super().reset(key)
+        return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
+
+    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+        """Returns the compiled rollout, for a run whose experience goes to Reverb."""
+        name, collect = "rollout/random" if random else "rollout", self._collect(random)
+        if not self._workflow.replicas.several:
+            return run_stages.stage(name, collect)
+        one = CompiledStage("rollout", collect)
+        graph, xla = (functools.partial(self._play_on_all, one, m) for m in ("graph", "xla"))
+        return run_stages.stage(name, graph, xla)
+
+    def _play_on_all(
+        self,
+        stage: CompiledStage,
+        mode: str,
+        values: Nest,
+        env_state: Nest,
+        carry: Nest,
+        key: tf.Tensor,
+    ) -> tuple[Trajectory, Nest, Nest]:
+        """Plays on every replica; returns the steps of this process' replicas, [T, B, ...]."""
+        replicas = self._workflow.replicas
+
+        def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            key = seeding.fold_in(key, replicas.index())
+            played, after, carry = stage.compiled(mode)(values, env_state, carry, key)
+            return played, merge_over_replicas(replicas, env_state, after), carry
+
+        played, env_state, carry = replicas.run(own, values, env_state, carry, key)
+        parts = replicas.per_replica(played)
+        return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
+
+    def blank(self, state: State) -> Trajectory:
+        """Raises NotImplementedError: the update is timed on a real rollout."""
+        raise NotImplementedError("rollouts on the device are played on trial")
+
+    def timed_stage(self, run_stages: Stages) -> CompiledStage:
+        """Returns the stage of the run: the first function of a name is the run's, too."""
+        workflow = self._workflow
+        if workflow.loops_on_host:
+            return self.rollout(run_stages, random=False)  # type: ignore[return-value]
+        return run_stages.stage("rollout", functools.partial(workflow.collect, action_fn=None))
+
+
+class HostSource(RolloutSource):
+    """Environments on the host: Python steps them, and only the policy is compiled."""
+
     rollout_modes = ("numpy",)
 
     @property
@@ -178,19 +199,16 @@ class HostSource(DeviceSource):
         assert isinstance(env, HostEnv)
         return env
 
-    def _as_leaves(self, env_state: EnvState) -> EnvState:
-        return env_state
-
     def close(self) -> None:
         """Closes the environments."""
         self._env.close()
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how Python plays; see `DeviceSource.rollout`."""
+        """Returns the rollout in Python; see `RolloutSource.rollout`."""
         return self._collect(random)
 
     def blank(self, state: State) -> Trajectory:
-        """Returns a trajectory of zeros: environments on the host cannot be stepped on trial."""
+        """Returns a trajectory of zeros: host environments cannot be stepped on trial."""
         workflow = self._workflow
         return blank_trajectory(
             self._env,
@@ -201,8 +219,12 @@ class HostSource(DeviceSource):
             workflow.rollout_fields(state.env_state),
         )
 
-    def acting_mode(self, state: State) -> Callable[[str], str]:
-        """Returns a function that chooses how the policy is called: as asked, or the faster way."""
+    def timed_stage(self, run_stages: Stages) -> CompiledStage:
+        """Returns a stage that is never timed: `acting_mode_chooser` settles its mode."""
+        return run_stages.stage("rollout", self._workflow.collect)
+
+    def acting_mode_chooser(self, state: State) -> Callable[[str], str]:
+        """Returns `choose(asked)`: sets the mode of every half's policy; "auto" is the faster."""
         env, agent = self._env, self._workflow.agent
 
         def choose(asked: str) -> str:
@@ -219,10 +241,8 @@ class HostSource(DeviceSource):
         return choose
 
 
-class CollectorSource(DeviceSource):
-    """Collectors in other processes play; this one receives the trajectories or their counts."""
-
-    in_python = True
+class CollectorSource(RolloutSource):
+    """Collectors in other processes: this process receives their trajectories or their counts."""
 
     def __init__(self, workflow: LearnerWorkflow, collectors: Collectors):
         """Takes the workflow and its collectors."""
@@ -231,15 +251,15 @@ class CollectorSource(DeviceSource):
         self.wait_seconds = collectors.wait_seconds
 
     def begin_call(self, state: State) -> None:
-        """Tells the collectors the agent's state."""
+        """Publishes the agent's state to the collectors."""
         self._collectors.begin(state)
 
     def close(self) -> None:
-        """Ends the connections to collectors."""
+        """Closes the connections to collectors."""
         self._collectors.close()
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how the trajectories of collectors are received."""
+        """Returns a function that receives the collectors' experience."""
         return functools.partial(self._collectors.play, waits=not run_stages.phase.learns)
 
     def env_steps(self, played: Nest) -> int:
@@ -249,7 +269,7 @@ class CollectorSource(DeviceSource):
         return self._count(played.trajectory)
 
     def result(self, state: State, played: Nest) -> RolloutResult:
-        """Returns the result, with the collectors' metrics; see `DeviceSource.result`."""
+        """Returns the result with the collectors' metrics; see `RolloutSource.result`."""
         if isinstance(played, Collected):
             normalizer = self._workflow.normalizer(state.agent_state)
             return played.as_result(struct.values(normalizer))
@@ -260,10 +280,10 @@ class CollectorSource(DeviceSource):
         """Returns trajectories of zeros of all collectors, [T, B, ...]."""
         return self._collectors.blank()  # type: ignore[no-any-return]
 
-    def trial(self, run_stages: Stages) -> CompiledStage:
-        """Returns a stage that nobody times: there is no rollout here."""
+    def timed_stage(self, run_stages: Stages) -> CompiledStage:
+        """Returns a stage that is never timed: this process plays no rollouts."""
         return run_stages.stage("rollout", self._workflow.collect)
 
-    def acting_mode(self, state: State) -> Callable[[str], str]:
-        """Returns a function that answers "graph": nobody acts here."""
+    def acting_mode_chooser(self, state: State) -> Callable[[str], str]:
+        """Returns a function that returns "graph": this process does not act."""
         return lambda asked: "graph"
