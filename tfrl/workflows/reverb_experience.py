@@ -80,7 +80,8 @@ class ReverbExperience:
     @property
     def host_outputs(self) -> list[tf.DType]:
         """The dtypes of index and priorities, [K, N] for K learner steps; Python sends them."""
-        return [tf.int64, tf.float32] if self._workflow.prioritized else []
+        sends = self._workflow.prioritized and not tf.executing_eagerly()
+        return [tf.int64, tf.float32] if sends else []
 
     def flush(self, outputs: Sequence[tf.Tensor]) -> None:
         """Sends the priorities of an iteration."""

@@ -148,6 +148,13 @@ class DeviceSource(RolloutSource):
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns the compiled rollout, for a run whose experience goes to Reverb."""
+        stage = self._stage(run_stages, random=random)
+        if not self._workflow.replicas.several:
+            return stage
+        # A compiled function takes no distributed variables.
+        return lambda agent_state, *rest: stage(struct.values(agent_state), *rest)
+
+    def _stage(self, run_stages: Stages, *, random: bool) -> CompiledStage:
         name, collect = "rollout/random" if random else "rollout", self._collect(random)
         if not self._workflow.replicas.several:
             return run_stages.stage(name, collect)
@@ -184,7 +191,7 @@ class DeviceSource(RolloutSource):
         """Returns the stage of the run: the first function of a name is the run's, too."""
         workflow = self._workflow
         if workflow.loops_on_host:
-            return self.rollout(run_stages, random=False)  # type: ignore[return-value]
+            return self._stage(run_stages, random=False)
         return run_stages.stage("rollout", functools.partial(workflow.collect, action_fn=None))
 
 
