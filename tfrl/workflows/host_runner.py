@@ -3,7 +3,7 @@
 An iteration is a rollout, step by step, and one compiled call. The call also computes the inputs of
 the next rollout: keys, random draws and parameters.
 
-With `overlap` the call runs in the background of the next rollout, which acts by the parameters
+With `overlap` the call runs in the background of the next rollout, which acts with the parameters
 from before the call. The policy always lags by the learner steps of one iteration, so the result
 does not depend on timing.
 """
@@ -56,7 +56,7 @@ class Experience(Protocol):
     def reads_batches(self, run_stages: Stages) -> str:
         """Returns the reader of an iteration's batches before its learner steps.
 
-        "graph", where XLA has the rest of the call; "python"; or "" for none.
+        "graph", if XLA compiles the rest of the call; "python"; or "" for none.
         """
 
     def read(self, *, wait: bool) -> list[tf.Tensor]:
@@ -73,10 +73,10 @@ class RolloutSource(Protocol):
     """The source of rollouts, as a host runner uses it."""
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout."""
+        """Returns `play(agent_state, env_state, carry, key)`, which returns a rollout."""
 
     def env_steps(self, played: Nest) -> int:
-        """Returns the env steps of what `play` gave, with those of other processes."""
+        """Returns the env steps of the result of `play`, including other processes' steps."""
 
 
 class HostIterating(Iterating, Protocol):
@@ -89,7 +89,7 @@ class HostIterating(Iterating, Protocol):
 
     @property
     def rollout_source(self) -> RolloutSource:
-        """Where the rollouts come from."""
+        """The source of the rollouts."""
 
     def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
         """Returns how the agent acts in a phase."""
@@ -103,7 +103,7 @@ class HostIterating(Iterating, Protocol):
           state: Before the iteration, without environments.
           played: The result of `play`.
           key: int32 [2].
-          batches: Batches that were read before, or ().
+          batches: Prefetched batches, or ().
         """
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
@@ -123,12 +123,12 @@ class HostRunner(Runner):
         *,
         experience: Experience | None = None,
     ):
-        """Prepares; nothing is traced yet.
+        """Creates the runner without tracing.
 
         Args:
           workflow: As for `Runner`.
-          traces: Likewise.
-          iterations: Likewise.
+          traces: As for `Runner`.
+          iterations: As for `Runner`.
           experience: The store of experience outside the graph; None for none.
         """
         super().__init__(workflow, traces, iterations)
@@ -167,7 +167,7 @@ class HostRunner(Runner):
         counts = leaves.carried(form)
         if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
             self._inputs = collections.deque(rest.begin(state))
-        self._of = (None, "")  # until all is done: a call that fails begins again
+        self._of = (None, "")  # until the end: a failed call starts again
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
         rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
@@ -223,9 +223,9 @@ class ActorInputs:
     Attributes:
       play_key: int32 [2].
       learn_key: int32 [2], for the call after the rollout.
-      learner_steps: int64, the learner steps that made the parameters.
+      learner_steps: int64, the learner steps of the parameters.
       values: The leaves of the acting state; empty to read the variables.
-      joined: For NumPy policies: the parameters and draws that they read, see `JoinedOutputs`.
+      joined: For NumPy policies: their parameters and draws, see `JoinedOutputs`.
       outputs: The host outputs of the call that made these inputs.
     """
 
@@ -314,7 +314,7 @@ class CompiledLearnerCall:
     # Acting.
 
     def begin(self, state: State) -> list[ActorInputs]:
-        """Returns the inputs of the first rollouts: the present values of the variables."""
+        """Returns the inputs of the first rollouts: the current values of the variables."""
         values = []
         if self._lag:  # a copy: the variables change while it is in use
             values = [tf.identity(x) for x in tf.nest.flatten(struct.values(state.agent_state))]

@@ -1,7 +1,7 @@
-"""Where the rollouts of a workflow come from: the device, the host, or collectors.
+"""Sources of the rollouts of a workflow: the device, the host, or collectors.
 
-A source answers what differs between the three, for the iteration of a `LearnerWorkflow` and for
-the runner of the host loop. It keeps nothing: environments and collectors are the workflow's.
+A source implements the differences between the three, for the iteration of a `LearnerWorkflow` and
+for the runner of the host loop. It has no state: the workflow has the environments and collectors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class DeviceSource:
     """Environments on the device: a rollout is a compiled stage, on every replica.
 
     Attributes:
-      in_python: Whether each rollout is a step of Python's, and one compiled call follows it.
-      rollout_modes: Compile modes that the stage "rollout" has beside the usual ones.
-      wait_seconds: How long a rollout may wait for other processes.
+      in_python: Whether Python runs each rollout, and one compiled call follows it.
+      rollout_modes: Additional compile modes of the stage "rollout".
+      wait_seconds: Maximum seconds that a rollout waits for other processes.
     """
 
     in_python = False
@@ -46,7 +46,7 @@ class DeviceSource:
         self._workflow = workflow
 
     def reset(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
-        """Starts the episodes of a replica: the environments' state and the recurrent one."""
+        """Starts a replica's episodes; returns the environments' state and the recurrent state."""
         env, agent = self._workflow.replica_env, self._workflow.agent
         env_state = env.reset(key)
         make_carry = getattr(agent, "initial_carry", None)
@@ -60,19 +60,19 @@ class DeviceSource:
         """Called with the state before each call of several iterations."""
 
     def close(self) -> None:
-        """Closes what the rollouts come from."""
+        """Closes the environments or connections."""
 
     # A rollout from Python, for `HostRunner`.
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout.
+        """Returns `play(agent_state, env_state, carry, key)`, which returns a rollout.
 
         Args:
           run_stages: The stages of the phase.
           random: Whether the actions are random.
 
         Returns:
-          A function that returns what was played, the environments' state and the recurrent one.
+          A function that returns the rollout, the environments' state and the recurrent state.
         """
         workflow, name = self._workflow, "rollout/random" if random else "rollout"
         collect = self._collect(random)
@@ -96,7 +96,7 @@ class DeviceSource:
         carry: Nest,
         key: tf.Tensor,
     ) -> tuple[Trajectory, Nest, Nest]:
-        """Plays on every replica and returns the steps of all of them, [T, B, ...]."""
+        """Rolls out on every replica and returns the steps of all replicas, [T, B, ...]."""
         replicas = self._workflow.replicas
 
         def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
@@ -109,7 +109,7 @@ class DeviceSource:
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
     def env_steps(self, played: Nest) -> int:
-        """Returns the env steps of what `rollout` gave, with those of other processes."""
+        """Returns the env steps of the result of `rollout`, including other processes' steps."""
         return self._count(played)
 
     def _count(self, trajectory: Trajectory) -> int:
@@ -120,11 +120,11 @@ class DeviceSource:
         return steps if group is None else int(sum(group.all_gather(steps)))
 
     def result(self, state: State, played: Nest) -> RolloutResult:
-        """Returns the result of what `rollout` gave; traced.
+        """Returns the processed result of `rollout`; traced.
 
         Args:
           state: Before the iteration.
-          played: Under several replicas, the rows of those of this process one behind the other.
+          played: With several replicas, the concatenated rows of this process' replicas.
         """
         return self._processed(state, played)
 
@@ -162,12 +162,12 @@ class DeviceSource:
         return run_stages.stage("rollout", collect)
 
     def acting_mode(self, state: State) -> Callable[[str], str] | None:
-        """Returns `choose(asked)`, how the policy is called where no stage is compiled."""
+        """Returns `choose(asked)`: the mode of the policy's call if no stage is compiled."""
         return None
 
 
 class HostSource(DeviceSource):
-    """Environments on the host: Python steps them, and the policy alone is compiled."""
+    """Environments on the host: Python steps them, and only the policy is compiled."""
 
     in_python = True
     rollout_modes = ("numpy",)
@@ -186,11 +186,11 @@ class HostSource(DeviceSource):
         self._env.close()
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how Python plays; see `DeviceSource.rollout`."""
+        """Returns the rollout function in Python; see `DeviceSource.rollout`."""
         return self._collect(random)
 
     def blank(self, state: State) -> Trajectory:
-        """Returns a trajectory of zeros: environments on the host cannot be stepped on trial."""
+        """Returns a trajectory of zeros, because timing must not step environments on the host."""
         workflow = self._workflow
         return blank_trajectory(
             self._env,
@@ -202,7 +202,7 @@ class HostSource(DeviceSource):
         )
 
     def acting_mode(self, state: State) -> Callable[[str], str]:
-        """Returns a function that chooses how the policy is called: as asked, or the faster way."""
+        """Returns a function that chooses the policy's mode: the requested or the faster one."""
         env, agent = self._env, self._workflow.agent
 
         def choose(asked: str) -> str:
@@ -220,7 +220,7 @@ class HostSource(DeviceSource):
 
 
 class CollectorSource(DeviceSource):
-    """Collectors in other processes play; this one receives the trajectories or their counts."""
+    """Collectors in other processes; this process receives their trajectories or counts."""
 
     in_python = True
 
@@ -231,7 +231,7 @@ class CollectorSource(DeviceSource):
         self.wait_seconds = collectors.wait_seconds
 
     def begin_call(self, state: State) -> None:
-        """Tells the collectors the agent's state."""
+        """Sends the agent's state to the collectors."""
         self._collectors.begin(state)
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class CollectorSource(DeviceSource):
         self._collectors.close()
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how the trajectories of collectors are received."""
+        """Returns the function that receives the collectors' trajectories."""
         return functools.partial(self._collectors.play, waits=not run_stages.phase.learns)
 
     def env_steps(self, played: Nest) -> int:
@@ -261,9 +261,9 @@ class CollectorSource(DeviceSource):
         return self._collectors.blank()  # type: ignore[no-any-return]
 
     def trial(self, run_stages: Stages) -> CompiledStage:
-        """Returns a stage that nobody times: there is no rollout here."""
+        """Returns a stage without timing, because this process has no rollout."""
         return run_stages.stage("rollout", self._workflow.collect)
 
     def acting_mode(self, state: State) -> Callable[[str], str]:
-        """Returns a function that answers "graph": nobody acts here."""
+        """Returns a function that returns "graph", because this process does not act."""
         return lambda asked: "graph"
