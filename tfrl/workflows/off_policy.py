@@ -119,8 +119,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
           evaluator: Runs the evaluations in its own environments; None for `eval_episodes` episodes
             in `eval_env`.
           replay_buffer: Another name of `replay`, the name in gin files; set only one of the two.
-          eval_env: The environments to evaluate on; the training ones by default, without wrappers
-            above the autoreset that change rewards: an evaluation reports the task's returns.
+          eval_env: The environments to evaluate on; the training ones by default. Evaluations omit
+            wrappers above the autoreset that change rewards, and report the task's returns.
           replay: The factory of the replay buffer, an `InGraphReplay` or a
             `tfrl.replay.reverb.ReverbReplay`; or a function (such as
             `functools.partial(InGraphReplay, capacity=100_000)`; in gin the class, with a binding
