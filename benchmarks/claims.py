@@ -1,4 +1,4 @@
-"""What the shipped gin files are to reach: what `benchmarks.results` runs and compares with."""
+"""Target returns of the shipped gin files, which `benchmarks.results` trains and compares."""
 
 import dataclasses
 import re
@@ -6,17 +6,17 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A figure of a gin file, which it may have to reach: mean greedy return over final episodes.
+    """The mean greedy return of a gin file over final episodes, with an optional target.
 
     Attributes:
       gin_file: As `bin/train.py` takes it.
-      target: What the mean over the seeds is compared with; None for a figure beside others.
+      target: The target of the mean over seeds; None for a figure without a target.
       at_most: Whether the target is an upper bound.
-      variant: Tells claims of one gin file apart.
-      bindings: Gin bindings besides the file.
-      note: What else there is to know about the figure.
-      one_seed: What a single seed has to reach where seeds differ much; None for the target.
-      seeds: How many seeds the figure should have.
+      variant: Distinguishes the claims of one gin file.
+      bindings: Additional gin bindings.
+      note: A note about the figure.
+      one_seed: The target of a single seed, if seeds differ much; None for `target`.
+      seeds: The number of seeds of the figure.
       tested: Whether `make test-slow` trains one seed of it.
     """
 
@@ -32,28 +32,28 @@ class Claim:
 
     @property
     def name(self) -> str:
-        """Its name: the gin file's, without its ending, and the variant."""
+        """The name: the gin file's without its suffix, and the variant."""
         variant = f", {self.variant}" if self.variant else ""
         return self.gin_file.removesuffix(".gin") + variant
 
     @property
     def folder(self) -> str:
-        """Its folder of runs."""
+        """The folder of its runs."""
         return re.sub(r"\W+", "_", self.name)
 
     def holds(self, mean: float) -> bool:
-        """Whether a mean reaches the target, if there is one."""
+        """Whether a mean reaches the target; True without a target."""
         if self.target is None:
             return True
         return mean <= self.target if self.at_most else mean >= self.target
 
     def holds_for_one(self, figure: float) -> bool:
-        """Whether the figure of a single seed is one that the mean can be made of."""
+        """Whether a single seed reaches its target."""
         return self.holds(figure) if self.one_seed is None else figure >= self.one_seed
 
 
 def _gymnax_rules(max_episode_steps: int) -> tuple[str, ...]:
-    """Of MinAtar's games in gymnax: no sticky actions, and its greatest length of an episode."""
+    """The note for gymnax's MinAtar games: no sticky actions, and the maximum episode length."""
     return (
         "make_env.env_kwargs = {'minimal_actions': True, 'sticky_action_prob': 0.0}",
         f"make_env.max_episode_steps = {max_episode_steps}",

@@ -1,4 +1,4 @@
-"""Pictures of the results: a panel a task, a line an algorithm, by the code of `tfrl-report`."""
+"""Figures of the results: one panel per task, one line per algorithm, drawn by `tfrl-report`."""
 
 import csv
 import pathlib
@@ -13,7 +13,7 @@ from tfrl.experiment.report import RunRecord
 Records = Mapping[Claim, Mapping[int, Mapping[str, Any]]]
 _FILE = re.compile(r"(\w*?)_?(?:tf|gymnasium|envpool)_\w+\.gin")
 _COLUMNS = 4
-# What differs between a light page and a dark one.
+# Differences between light and dark pages.
 _INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
 
@@ -29,7 +29,7 @@ def task_of(claim: Claim) -> str:
 
 
 def algorithm_of(claim: Claim) -> str:
-    """Returns the name of a claim's line: folder, what stands before the task, variant."""
+    """Returns the label of a claim's line: folder, prefix of the task, variant."""
     folder, _, file = claim.gin_file.rpartition("/")
     match = _FILE.fullmatch(file)
     own = match[1] if match else file.removesuffix(".gin")
@@ -41,12 +41,12 @@ def algorithm_of(claim: Claim) -> str:
 def runs_of(
     claim: Claim, records: Mapping[int, Mapping[str, Any]], root: pathlib.Path
 ) -> list[RunRecord]:
-    """Returns the records of a claim as runs; one without a curve has its final return alone.
+    """Returns the records of a claim as runs; a run without a curve has only its final return.
 
     Args:
       claim: The claim.
       records: By seed.
-      root: The folder of the records, where `curve.csv` may stand for the curve of one run.
+      root: The folder of the records, which may have the `curve.csv` of one run.
     """
     found = []
     for record in records.values():
@@ -57,7 +57,7 @@ def runs_of(
 
 
 def _table(path: pathlib.Path) -> list[tuple[float, float]]:
-    """Env steps and returns, the first and the last column of a table; none where it is not."""
+    """Env steps and returns, the first and the last column of a table; empty without a file."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
@@ -65,7 +65,7 @@ def _table(path: pathlib.Path) -> list[tuple[float, float]]:
 
 
 def by_task(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[RunRecord]]]:
-    """Sorts the records that are there: `{task: {algorithm: runs}}`."""
+    """Groups the existing records: `{task: {algorithm: runs}}`."""
     found: dict[str, dict[str, list[RunRecord]]] = {}
     for claim, runs in records.items():
         if runs:
@@ -74,7 +74,7 @@ def by_task(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[Ru
 
 
 def without_curves(records: Records, root: pathlib.Path) -> list[str]:
-    """Returns names of the claims of which final returns alone are kept."""
+    """Returns names of the claims that have only final returns."""
     return [
         claim.name
         for claim, runs in records.items()
@@ -90,7 +90,7 @@ def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
       root: The folder of the records.
 
     Returns:
-      The pictures; none without records.
+      The figures; empty without records.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,13 +1,13 @@
-"""Speed of the device tasks: environment steps per second of random play, and of PPO on them.
+"""Speed of the device tasks: env steps per second with random actions, and with PPO.
 
   python -m benchmarks.device_tasks --num_envs=64,1024
   python -m benchmarks.device_tasks --only=tf:Breakout-MinAtar --ppo
 
-One JSON line a task and number of environments: `env_steps_per_second` (median) of rollouts with
-uniformly random actions, autoreset and episode statistics included, and with --ppo
-`ppo_env_steps_per_second` of whole iterations as `benchmarks.ppo` measures them, with the same
-sizes. The tasks are all of the suite `tf` that one agent can play. With --peers the random play of
-gymnax (JAX, CPU) stands beside, measured right after in an environment of its own.
+One JSON line per task and number of environments: `env_steps_per_second` (median) of rollouts with
+uniformly random actions, including autoreset and episode statistics, and with --ppo
+`ppo_env_steps_per_second` of whole iterations, measured as in `benchmarks.ppo` with the same sizes.
+The tasks are all single-agent tasks of the suite `tf`. With --peers the line also has gymnax (JAX,
+CPU) with random actions, measured right after in a separate Python environment.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from benchmarks import measure, ppo
 SUITE = "tf:"
 ROUNDS = 3
 GYMNAX = {"Catch": "Catch-bsuite", "DeepSea": "DeepSea-bsuite", "FourRooms": "FourRooms-misc"}
-ONLY_HERE = ("Masked", "Memory")  # of the tasks: gymnax has them not
-LIMIT = 1000  # steps of an episode, of tasks that have no limit of their own
+ONLY_HERE = ("Masked", "Memory")  # tasks that gymnax does not have
+LIMIT = 1000  # steps of an episode, for tasks without a time limit
 
 
 def tasks(only: str) -> list[str]:
-    """Returns the ids of the tasks to measure: those named with commas between, or all."""
+    """Returns the ids of the tasks to measure: a comma-separated list, or all."""
     from tfrl.envs import MultiAgentEnv, env_ids
 
     known = [i for i in env_ids() if i.startswith(SUITE)]
@@ -40,7 +40,7 @@ def tasks(only: str) -> list[str]:
 
 
 def make_env(env_id: str, num_envs: int) -> Any:
-    """Makes environments, with a time limit where the task has none: evaluation needs one."""
+    """Creates environments, with a time limit for evaluation if the task has none."""
     env = tfrl.make_env(env_id, num_envs=num_envs)
     if env.max_episode_steps is not None:
         return env
@@ -48,10 +48,10 @@ def make_env(env_id: str, num_envs: int) -> Any:
 
 
 def random_runner(env: Any, compile: str, seconds: float) -> Callable[[], float]:
-    """Returns a function that measures the rate of random play; all is warmed up.
+    """Returns a warmed-up function that measures the rate of random actions.
 
-    A call makes and returns the observations, rewards and ends of a rollout: what nobody asked for
-    XLA would not compute.
+    A call returns the observations, rewards and ends of a rollout, because XLA does not compute
+    unused results.
     """
     import tensorflow as tf
 
@@ -83,7 +83,7 @@ def random_runner(env: Any, compile: str, seconds: float) -> Callable[[], float]
 
 
 def ppo_runner(env: Any, seconds: float) -> tuple[Callable[[], float], dict[str, Any]]:
-    """Returns a function that measures PPO with the sizes of `benchmarks.ppo`, and its stages."""
+    """Returns a function that measures PPO at the sizes of `benchmarks.ppo`, and its stages."""
     from tfrl.agents import PPO
     from tfrl.learners import ModuleConfig
     from tfrl.workflows import OnPolicyWorkflow
@@ -134,7 +134,7 @@ def measured(env_id: str, num_envs: int, args: argparse.Namespace) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

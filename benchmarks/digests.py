@@ -1,12 +1,12 @@
-"""Digests of short runs in graph mode: whether a change of the code changed a bit of training.
+"""Digests of short runs in graph mode, which show whether a code change altered training bits.
 
     python -m benchmarks.digests --out=before.json
     python -m benchmarks.digests --compare=before.json
 
-Each run is `bin/train.py` in a process of its own, with few env steps; its digest is that of the
-final parameters in `summary.json`. Digests depend on the processor, the number of threads and the
-stack (TensorFlow, NumPy): so both files are made on one machine and one stack, the first by a
-checkout of the version before (`--checkout=FOLDER`).
+Each run is a process of `bin/train.py` with few env steps; its digest covers the final parameters,
+from `summary.json`. Digests depend on the processor, the number of threads and the stack
+(TensorFlow, NumPy), so create both files on one machine and one stack, the first from a checkout of
+the old version (`--checkout=FOLDER`).
 """
 
 import importlib.metadata
@@ -82,18 +82,18 @@ RUNS: dict[str, tuple[str, int, dict[str, str], tuple[str, ...]]] = {
 
 
 def stack() -> str:
-    """Returns what the bits depend on beside the machine."""
+    """Returns the versions that the bits depend on."""
     names = ("tensorflow", "numpy")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
 def can_run(name: str) -> bool:
-    """Whether this stack has what a run needs."""
+    """Whether this stack has the packages of a run."""
     return not name.startswith("tf_agents") or importlib.util.find_spec("tf_agents") is not None
 
 
 def digest(name: str, checkout: pathlib.Path) -> dict[str, Any]:
-    """Runs one of `RUNS` and returns its digest and what else tells runs apart."""
+    """Runs one of `RUNS`; returns its digest and other distinguishing values."""
     gin_file, env_steps, bindings, more = RUNS[name]
     bindings = {"train.total_env_steps": str(env_steps), **_COMMON, **bindings}
     started = time.monotonic()
@@ -122,7 +122,7 @@ def digest(name: str, checkout: pathlib.Path) -> dict[str, Any]:
 
 
 def main(_: list[str]) -> None:
-    """Prints one JSON line a run; ends with 1 if one differs from the file to compare with."""
+    """Prints one JSON line per run; exits with 1 if a run differs from the file."""
     before = json.loads(pathlib.Path(_COMPARE.value).read_text()) if _COMPARE.value else {}
     found, differ = {}, []
     others = {run["stack"] for run in before.values() if "stack" in run} - {stack()}

@@ -1,4 +1,4 @@
-"""What it costs to train in several processes.
+"""Costs of training in several processes.
 
   python -m benchmarks.distributed --what=parameters
   python -m benchmarks.distributed --what=collector --rounds=5
@@ -6,17 +6,17 @@
   python -m benchmarks.distributed --what=job --collectors=0,1,2,4 --seconds=20
   python -m benchmarks.distributed --what=capacity --collectors=10,50,200 --seconds=20
 
-A JSON line for each. `parameters`: milliseconds to publish and to read 1M float32 of ten layers
-through a server in another process. `collector`: env steps/s of a collector that writes into a
-server whose table has no limiter, beside the same one that does not write, in turn, and the CPU
-microseconds of the collector and of the server for a step. `frames`: MB/s of 84 x 84 x 4 frames, by
-wall and by CPU, that a buffer writes, beside Reverb's own client with the same items and chunks.
-`job`: env steps/s, updates/s, and CPU seconds by role for a thousand env steps of whole jobs,
-between two rows of the learner's metrics; 0 collectors are the same gin file in one process.
-`capacity`: what a server carries of collectors of an on-policy gin file whose environments take
-`--step_seconds` for a step, simulated by threads that sleep, write rollouts, read parameters and
-report as a collector does; `predicted_cpus` are the cores on the line through the first two numbers
-of collectors.
+One JSON line each. `parameters`: milliseconds to publish and to read 1M float32 of ten layers
+through a server in another process. `collector`: env steps/s of a collector that writes to a server
+whose table has no limiter, alternating with a collector that does not write, and the CPU
+microseconds of collector and server per step. `frames`: MB/s of 84 x 84 x 4 frames, by wall time
+and by CPU time, written by a buffer, and by Reverb's client with the same items and chunks. `job`:
+env steps/s, updates/s, and CPU seconds by role per thousand env steps of whole jobs, between two
+rows of the learner's metrics; 0 collectors means the same gin file in one process. `capacity`: the
+load of a server with many collectors of an on-policy gin file whose environments take
+`--step_seconds` per step. Threads simulate the collectors: they sleep, write rollouts, read
+parameters and report. `predicted_cpus` are the cores on the line through the first two numbers of
+collectors.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from benchmarks import measure
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = 10
-_THREADS = 50  # simulated collectors of a process
+_THREADS = 50  # simulated collectors per process
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,7 +54,7 @@ def _serve(make: str, arguments: tuple[Any, ...], pipe: Any) -> None:
 
 @contextlib.contextmanager
 def server(make: str, *arguments: Any) -> Iterator[str]:
-    """The address of a server in another process, of the tables that a function here makes."""
+    """Yields the address of a server process; `make` names the function that creates its tables."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(make, arguments, theirs))
@@ -122,7 +122,7 @@ def _workflow(gin_file: str) -> Any:
 
 
 def _unlimited(gin_file: str) -> Any:
-    """A workflow whose replay table stops nobody."""
+    """A workflow whose replay table has no limiter."""
     from tfrl.workflows.checks import on_reverb
 
     made = _workflow(gin_file)
@@ -131,7 +131,7 @@ def _unlimited(gin_file: str) -> Any:
 
 
 def collector_tables(gin_file: str) -> list[Any]:
-    """The tables of a training that never stops its collectors."""
+    """The tables of a training without a limiter."""
     from tfrl.roles import tables
 
     return tables.make_tables(_unlimited(gin_file), 1)
@@ -197,7 +197,7 @@ def frame_tables() -> list[Any]:
 
 
 def frames_case(rounds: int) -> None:
-    """Prints the bytes/s of frames that are written by a buffer and by Reverb's client."""
+    """Prints the bytes/s of frames written by a buffer and by Reverb's client."""
     import numpy as np
     from reverb import pybind
 
@@ -205,7 +205,7 @@ def frames_case(rounds: int) -> None:
     from tfrl.types import Trajectory
 
     rng, shape = np.random.default_rng(0), (_STEPS, _ENVS)
-    # As of a game: each frame is like the one before but for a part of it.
+    # As in a game, each frame differs from the previous one only in a part.
     frames = np.repeat(rng.integers(0, 255, [1, _ENVS, *_FRAME], np.uint8), _STEPS + 1, axis=0)
     frames[:, :, 20:40] = rng.integers(0, 255, [_STEPS + 1, _ENVS, 20, *_FRAME[1:]], np.uint8)
     played = Trajectory(
@@ -297,7 +297,7 @@ def _newest(root: pathlib.Path) -> dict[str, Any]:
 
 
 def job_case(gin_file: str, collectors: int, warm_up: int, seconds: float) -> dict[str, Any]:
-    """Runs a job, of 0 collectors in one process; returns its rates behind some env steps."""
+    """Runs a job, with 0 collectors in one process; returns its rates after some env steps."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder, "run")
         binary = "launch" if collectors else "train"
@@ -351,7 +351,7 @@ def job_case(gin_file: str, collectors: int, warm_up: int, seconds: float) -> di
 
 
 def capacity_tables(gin_file: str, count: int) -> list[Any]:
-    """The tables of an on-policy training with so many collectors of its environments each."""
+    """The tables of an on-policy training with a number of collectors."""
     from tfrl.replay.reverb.library import reverb
     from tfrl.roles import tables
 
@@ -364,7 +364,7 @@ def capacity_tables(gin_file: str, count: int) -> list[Any]:
 def _simulated(
     address: str, gin_file: str, count: int, period: float, pull: float, end: Any, pipe: Any
 ) -> None:
-    """Threads that do what so many collectors ask of a server, in a process."""
+    """Simulates collectors of a server with threads of one process."""
     import numpy as np
 
     from tfrl.replay.reverb.library import reverb
@@ -420,7 +420,7 @@ def _simulated(
 def capacity_case(
     gin_file: str, count: int, step_seconds: float, pull: float, seconds: float
 ) -> dict[str, Any]:
-    """Returns what a server did for so many simulated collectors, and at what cost."""
+    """Returns the rates and costs of a server with simulated collectors."""
     import numpy as np
 
     from tfrl.replay.reverb.library import reverb
@@ -496,7 +496,7 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the command line asks for."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

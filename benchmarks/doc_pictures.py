@@ -1,8 +1,8 @@
-"""The pictures of the documentation's first page and of its tutorials, from runs of their own.
+"""Figures of the documentation's first page and tutorials, from separate runs.
 
     python -m benchmarks.doc_pictures --root_dir=runs/doc_pictures
 
-trains what is missing in the folder, and writes into docs/images/.
+trains the missing runs of the folder, and writes to docs/images/.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 
 IMAGES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "images"
-# Of the first page: label, gin file.
+# The first page: label, gin file.
 ALGORITHMS = {
     "PPO": "ppo/tf_cartpole.gin",
     "A2C": "a2c/tf_cartpole.gin",
@@ -19,7 +19,7 @@ ALGORITHMS = {
     "SAC": "sac/tf_cartpole.gin",
 }
 SEEDS = range(3)
-# Of docs/tutorials/reading_the_curves.md: label, learning rate.
+# docs/tutorials/reading_the_curves.md: label, learning rate.
 RATES = {"sound": 5e-4, "too_high": 5e-2}
 PANELS = ("episode_return", "entropy", "approx_kl", "clip_fraction", "explained_variance")
 COLOURS = ("#3f6fd8", "#d9652b", "#2a9d6f", "#9b59b6")
@@ -27,7 +27,7 @@ THEMES = {"light": "#222222", "dark": "#dddddd"}
 
 
 def train(gin_file, folder, **bindings):
-    """Trains a run, unless it is there; returns its record."""
+    """Trains a run unless it exists; returns its record."""
     import tfrl
     from tfrl.experiment.report import RunRecord
 
@@ -37,7 +37,7 @@ def train(gin_file, folder, **bindings):
 
 
 def axes_of(figure, ink, count):
-    """Returns axes that can be read on a light or a dark page."""
+    """Returns axes for a light or a dark page."""
     found = figure.subplots(1, count, squeeze=False)[0]
     for axes in found:
         axes.patch.set_alpha(0.0)
@@ -93,7 +93,7 @@ def first_page(root):
 
 
 def reading_the_curves(root):
-    """Draws five metrics of a sound run and of one whose rate is too high."""
+    """Draws five metrics of a good run and of a run with too high a learning rate."""
     from matplotlib import figure as figures
 
     runs = {

@@ -1,12 +1,12 @@
-"""DQN's updates per second, one environment step each, beside a hand-written loop and peers.
+"""DQN's updates per second, one env step each, against a hand-written loop and peers.
 
   python -m benchmarks.dqn                                             # on the device
   python -m benchmarks.dqn --where=device,host,reverb --peers=sb3,tf_agents
 
 Batches of 64, networks of 2x64, CartPole. One JSON line for each place of tfrl: `device`
 (`tf:CartPole-v1`), `host` (Gymnasium's, with the replay buffer in the graph) and `reverb` (the same
-with Reverb in this process); the peers play Gymnasium's, TF-Agents as its tutorial does.
-`make .venv-peers/.installed` installs those that do not stand beside TensorFlow 2.15.
+with Reverb in this process); the peers use Gymnasium's, TF-Agents as in its tutorial.
+`make .venv-peers/.installed` installs the peers that conflict with TensorFlow 2.15.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ TASK = off_policy.Task(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     off_policy.run(TASK, __doc__, ("device", "host", "reverb"), argv)
 
 

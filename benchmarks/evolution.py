@@ -1,28 +1,28 @@
 """Generations per second of OpenES on Pendulum, and population-based training by members.
 
   python -m benchmarks.evolution --population=128,1024 --peers
-  python -m benchmarks.evolution --growth=32,128,512,2048,8192,16384  # memory of a member too
+  python -m benchmarks.evolution --growth=32,128,512,2048,8192,16384  # and memory per member
   python -m benchmarks.evolution --large                             # 1M parameters, 256 members
   python -m benchmarks.evolution --strategies                        # shares of each search
   python -m benchmarks.evolution --erl                               # and of gradient steps
   python -m benchmarks.evolution --pbt=1,8,16,32,64
 
-One JSON line a measurement. A generation is 200 steps of each member, a 2 x 16 tanh network of 353
-parameters; many run in one compiled call. `reference` is `benchmarks/reference_evolution.py`, the
-same by hand in one XLA program, which takes turns with ours; `evosax` (JAX, with gymnax's Pendulum)
-is measured right after, in an environment of its own.
+One JSON line per measurement. A generation is 200 steps of each member, a 2 x 16 tanh network of
+353 parameters; one compiled call runs many generations. `reference` is
+`benchmarks/reference_evolution.py`, a hand-written XLA program, which alternates with tfrl;
+`evosax` (JAX, with gymnax's Pendulum) is measured right after, in a separate Python environment.
 
-With `--growth` each size runs in a process of its own, and the last line has the memory by which
-the processes of the largest and the smallest differ, per member.
+With `--growth` each size runs in its own process, and the last line has the difference in memory
+between the processes of the largest and the smallest size, per member.
 
-With `--strategies` a line has the shares of a generation's time: the search's asking and telling,
-the environment's (steps with a torque that no network computes), the network's (what is left).
-With `--erl` it is ERL with GA and TD3: the gradient steps' share is what a generation takes longer
-than one that does not learn.
+With `--strategies` a line has the shares of a generation's time: ask and tell of the search, the
+environment (steps with a torque without a network), and the network (the rest). With `--erl` the
+search is ERL with GA and TD3: the share of gradient steps is the extra time against a generation
+that does not learn.
 
 With `--pbt` a round is 4 iterations of each member, PPO on CartPole with 8 environments x 32 steps.
-`seconds_per_member` is to fall with the number of members, and `cost_beside_loop` is the time of a
-round beside that of as many calls for one member each.
+`seconds_per_member` should fall with the number of members; `cost_beside_loop` is the time of a
+round divided by the time of one call per member.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def workflow_of(optimizer: Any, agent: Any = None, **options: Any) -> Any:
 
 
 def generations(workflow: Any, number: int) -> Callable[[], float]:
-    """Returns a function that runs so many generations and returns their rate."""
+    """Returns a function that runs a number of generations and returns their rate."""
     state = workflow.advance(workflow.setup(0), number).state
 
     def run() -> float:
@@ -69,7 +69,7 @@ def generations(workflow: Any, number: int) -> Callable[[], float]:
 
 
 def by_hand(population: int, number: int) -> Callable[[], float]:
-    """As `generations`, of the reference."""
+    """As `generations`, for the reference."""
     import tensorflow as tf
 
     from benchmarks.reference_evolution import make_generations
@@ -89,7 +89,7 @@ def by_hand(population: int, number: int) -> Callable[[], float]:
 
 
 def measure_population(population: int, args: argparse.Namespace) -> None:
-    """OpenES of one size beside the reference and the peer."""
+    """Measures OpenES of one size, the reference and the peer."""
     from tfrl.evolution import OpenES
 
     number = max(4, round(args.seconds * 40_000 / population))
@@ -117,7 +117,7 @@ def measure_population(population: int, args: argparse.Namespace) -> None:
 
 
 def measure_growth(populations: list[int]) -> None:
-    """OpenES of several sizes, each in a process of its own."""
+    """Measures OpenES of several sizes, each in its own process."""
     found = []
     for population in populations:
         command = [sys.executable, "-m", "benchmarks.evolution", f"--alone={population}"]
@@ -131,7 +131,7 @@ def measure_growth(populations: list[int]) -> None:
 
 
 def measure_alone(optimizer: Any, number: int, rounds: int, agent: Any = None) -> None:
-    """A search without anything beside it: its rate, and the memory of the process."""
+    """Measures a search alone: its rate, and the memory of the process."""
     run = generations(workflow_of(optimizer, agent), number)
     rate = statistics.median(run() for _ in range(rounds))
     measure.emit(
@@ -153,14 +153,14 @@ def measure_large() -> None:
 
 
 def acts_by_speed(state: Any, obs: Any, key: Any, carry: Any = None) -> Any:
-    """A torque that costs nothing: a quarter of the angular velocity."""
+    """A cheap torque: a quarter of the angular velocity."""
     from tfrl.types import ActionOutput
 
     return ActionOutput(action=obs[:, 2:] * 0.25, carry=carry)
 
 
 def environment_seconds(num_envs: int, number: int, rounds: int) -> float:
-    """Seconds of an episode of so many environments without a network, in XLA."""
+    """Seconds of an episode of a number of environments without a network, in XLA."""
     import tensorflow as tf
 
     import tfrl
@@ -306,7 +306,7 @@ def measure_pbt(members: list[int], args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--population", type=numbers, default=[])
     parser.add_argument("--growth", type=numbers, default=[], help="populations")

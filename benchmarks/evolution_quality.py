@@ -1,17 +1,18 @@
-"""Fronts and archives: NSGA-II beside random search on Pendulum, MAP-Elites on a toy arm.
+"""Fronts and archives: NSGA-II against random search on Pendulum, MAP-Elites on a toy arm.
 
   python -m benchmarks.evolution_quality --seeds=5 --records=docs/results/evolution_quality.json
 
 `hypervolume`: both searches have the budget, the network and the number of parents of
-`evolution/nsga2_tf_pendulum.gin`, and the same survival: random search draws its candidates
-uniformly within the bounds. The objectives are the return and minus the energy of the torque. The
-parents of the end play fresh episodes, so that lucky ones do not count; the volume is that above
-`REFERENCE`, as a share of the volume between it and (0, 0).
+`evolution/nsga2_tf_pendulum.gin`, and the same survival selection; random search draws its
+candidates uniformly within the bounds. The objectives are the return and minus the energy of the
+torque. New episodes evaluate the final parents, which removes selection by luck. The hypervolume
+above `REFERENCE` is a share of the volume between `REFERENCE` and (0, 0).
 
-`coverage`: an arm of eight joints, whose descriptors are where it ends and whose fitness is how
-evenly it bends, in a grid that it can reach everywhere.
+`coverage`: an arm of eight joints; its descriptors are the position of its end, its fitness is the
+evenness of its bend, and it can reach every cell of the grid.
 
-One JSON line a search: the mean over the seeds, its 95% bootstrap interval, and the seeds' values.
+One JSON line per search: the mean over the seeds, its 95% bootstrap interval, and the seeds'
+values.
 """
 
 import argparse
@@ -31,15 +32,15 @@ from tfrl.launch import settings
 from tfrl.workflows import EvolutionWorkflow
 
 GIN_FILE = "evolution/nsga2_tf_pendulum.gin"
-# No policy is worse: 200 steps of at most pi^2 + 0.1 8^2 + 0.001 2^2, and of torque 2.
+# A lower bound for all policies: 200 steps of at most pi^2 + 0.1 8^2 + 0.001 2^2, and of torque 2.
 REFERENCE = (-3_255.0, -800.0)
-EPISODES = 32  # of each parent, for the volume
+EPISODES = 32  # per parent, for the volume
 GENERATIONS = 120  # of the arm
 
 
 @struct.logic_dataclass
 class RandomSearch(evolution.NSGA2):
-    """Candidates uniform within the bounds; survival as of NSGA-II."""
+    """Candidates uniform within the bounds; survival selection as in NSGA-II."""
 
     def _offspring(self, winners: tf.Tensor, units: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Draws candidates, float32 [P, D]."""
@@ -47,7 +48,7 @@ class RandomSearch(evolution.NSGA2):
 
 
 def front_workflow(optimizer: type[evolution.NSGA2]) -> EvolutionWorkflow:
-    """Returns the gin file's workflow, by NSGA2 or by RandomSearch."""
+    """Returns the gin file's workflow with NSGA2 or RandomSearch."""
     own: Any = settings.assemble([GIN_FILE]).workflow
     search = own.optimizer
     return EvolutionWorkflow(
@@ -61,7 +62,7 @@ def front_workflow(optimizer: type[evolution.NSGA2]) -> EvolutionWorkflow:
 
 
 def volume(workflow: EvolutionWorkflow, seed: int, env_steps: int) -> float:
-    """Searches; returns the volume that the last parents dominate in fresh episodes."""
+    """Searches; returns the volume that the final parents dominate in new episodes."""
     state = workflow.setup(seed)
     while workflow.env_steps(state) < env_steps:
         state = workflow.advance(state, 50, env_steps).state
@@ -106,7 +107,7 @@ def filled(seed: int) -> float:
 
 
 def summary(name: str, measured: Callable[[int], float], seeds: int) -> dict[str, Any]:
-    """Measures over seeds; returns what a record holds."""
+    """Measures over seeds; returns the content of a record."""
     values = []
     for seed in range(seeds):
         values.append(round(measured(seed), 4))
@@ -116,7 +117,7 @@ def summary(name: str, measured: Callable[[int], float], seeds: int) -> dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures all three."""
+    """Measures all three searches."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Microseconds in which an exported policy answers one observation, format by format.
+"""Microseconds per action of an exported policy for one observation, by format.
 
   python -m benchmarks.export [--hidden=64,64] [--rounds=40] [--calls=100]
 
-The policy is PPO's for CartPole, with an observation normaliser. Beside it, in turn, so that the
-machine's noise falls on all alike, a bare TensorFlow function: a net of the same size over
-variables, written by hand, with the same one input and the same output, called as the concrete
-function that it is. One JSON line a measurement: the median over rounds, and that of the ratios to
-the bare call of the same round.
+The policy is PPO's for CartPole, with an observation normaliser. It alternates with a bare
+TensorFlow function, so that noise of the machine affects both: a hand-written network of the same
+size over variables, with the same input and output, called as a concrete function. One JSON line
+per measurement: the median over rounds, and the median of the ratios to the bare call of the same
+round.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def bare(hidden: tuple[int, ...], x: tf.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def saved_model(folder: pathlib.Path, x: tf.Tensor) -> dict[str, Callable[[], Any]]:
-    """Returns the ways to call a SavedModel's action."""
+    """Returns functions that call a SavedModel's action."""
     loaded = tf.saved_model.load(str(folder))
     signature = loaded.signatures["action"]
     array = x.numpy()
@@ -66,12 +66,12 @@ def saved_model(folder: pathlib.Path, x: tf.Tensor) -> dict[str, Callable[[], An
 
 
 def tflite(folder: pathlib.Path, name: str, x: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Returns the ways to call a TFLite file, NumPy in and out."""
+    """Returns functions that call a TFLite file, with NumPy in and out."""
     path = str(folder / export.TFLITE_FILE)
     interpreter = tf.lite.Interpreter(model_path=path)
     runner = interpreter.get_signature_runner("action")
     direct = tf.lite.Interpreter(model_path=path)
-    # Signatures are subgraphs; the first one is that of `action`.
+    # Signatures are subgraphs; the first one is `action`.
     taken = direct.get_input_details()[0]["index"]
     given = direct.get_output_details()[0]["index"]
     direct.resize_tensor_input(taken, x.shape)
@@ -98,7 +98,7 @@ def onnx(folder: pathlib.Path, x: np.ndarray) -> dict[str, Callable[[], Any]]:
 
 
 def calls(root: pathlib.Path, hidden: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
-    """Exports the policy in every format; returns all that is compared."""
+    """Exports the policy in every format; returns all functions to compare."""
     agent = PPO(
         obs_spec=tf.TensorSpec([OBSERVATION]),
         action_spec=specs.DiscreteSpec(ACTIONS),
@@ -130,7 +130,7 @@ def microseconds(call: Callable[[], Any], count: int) -> float:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", default="64,64", help="units of the layers")
     parser.add_argument("--rounds", type=int, default=40)

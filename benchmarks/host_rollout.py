@@ -1,14 +1,13 @@
-"""Speed on the host: training, collection, and acting in one environment, beside peers.
+"""Speed on the host: training, collection, and acting in one environment, against peers.
 
   python -m benchmarks.host_rollout                              # all of it
   python -m benchmarks.host_rollout --only=train,collect --peers
 
-One JSON line a measurement:
+One JSON line per measurement:
 
 * `train`: whole PPO iterations on Gymnasium's CartPole at 8 and 64 environments; with --peers
-  alternating with Stable-Baselines3's, which has an installation of its own (`make bench-peers`
-  makes it).
-* `collect`: steps of a 2x64 policy alone at 32 environments, alternating with TF-Agents'
+  alternating with Stable-Baselines3, which `make bench-peers` installs separately.
+* `collect`: steps of a 2x64 policy without training at 32 environments, alternating with TF-Agents'
   DynamicStepDriver on the same task.
 * `envpool`: steps of a 2x64 policy in EnvPool's HalfCheetah, alternating with EnvPool stepped with
   random actions.
@@ -87,7 +86,7 @@ def collector(
 
 
 def how_it_acts(env: Any) -> str:
-    """How the only policy of an environment is called."""
+    """The id of the only policy of an environment."""
     return next(iter(env.policies.values())).mode
 
 
@@ -172,7 +171,7 @@ def measure_train(args: argparse.Namespace) -> None:
 
 
 def sb3(num_envs: int) -> float:
-    """Returns Stable-Baselines3's rate, in a process of its own."""
+    """Returns Stable-Baselines3's rate, measured in its own process."""
     found = measure.peer("peer_sb3.py", f"--num_envs={num_envs}")
     if found is None:
         raise SystemExit("Stable-Baselines3 is not installed here; run: make bench-peers")
@@ -187,7 +186,7 @@ def beside(
     theirs: Callable[[], float],
     ours: tuple[Callable[[], float], Any],
 ) -> None:
-    """Prints the line of a collection beside a peer's, alternating."""
+    """Prints the line of a collection that alternates with a peer's."""
     run, env = ours
     rates = measure.medians(measure.alternate({"tfrl": run, peer: theirs}, args.rounds))
     measure.emit(
@@ -239,7 +238,7 @@ MEASUREMENTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,14 +1,14 @@
-"""JAX environments through the bridge beside JAX alone; needs the extra `jax`.
+"""JAX environments in TensorFlow against pure JAX; needs the extra `jax`.
 
   python -m benchmarks.jax_envs --figure=rollout --env=jax/brax:ant --num_envs=1024
   python -m benchmarks.jax_envs --figure=ppo --env=jax/gymnax:CartPole-v1 --num_envs=64
   python -m benchmarks.jax_envs --figure=compile --env=jax/brax:ant --num_envs=1024
 
-`rollout`: random play, the library's compiled `rollout` beside a `jax.lax.scan` of the same step,
-time limit and autoreset. `ppo`: whole iterations beside `benchmarks.reference_jax_ppo`, a
-hand-written JAX loop of the same sizes. `compile`: seconds from making the environment to the end
-of the first rollout, each in a process of its own: conversion, tracing and compiling. Ends with one
-JSON line for each size; steps per second are medians of alternate runs in one process.
+`rollout`: random actions, the library's compiled `rollout` against a `jax.lax.scan` of the same
+step, time limit and autoreset. `ppo`: whole iterations against `benchmarks.reference_jax_ppo`, a
+hand-written JAX loop of the same sizes. `compile`: seconds from the creation of the environment to
+the end of the first rollout, each in its own process: conversion, tracing and compilation. Ends
+with one JSON line per size; steps per second are medians of alternating runs in one process.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SIZES = {"jax/brax": (32, 4, 4), "jax/gymnax": (128, 4, 4)}
 
 
 def make_env(env_id: str, num_envs: int) -> Any:
-    """Makes the environment as the reference has it: Brax with cached start states."""
+    """Creates the environment of the reference: Brax with cached start states."""
     import tfrl
 
     if env_id.startswith("jax/brax"):
@@ -37,7 +37,7 @@ def make_env(env_id: str, num_envs: int) -> Any:
 
 
 def bridge_rollout(env_id: str, num_envs: int, length: int) -> Callable[[], None]:
-    """Returns a function that plays one rollout of random actions."""
+    """Returns a function that runs one rollout of random actions."""
     import tensorflow as tf
 
     from tfrl import seeding
@@ -83,7 +83,7 @@ def jax_rollout(env_id: str, num_envs: int, length: int) -> Callable[[], None]:
 
 
 def timed(run: Callable[[], None], steps: int, seconds: float) -> Callable[[], float]:
-    """Returns a function that measures the rate of a warm run that takes so many steps."""
+    """Returns a function that measures the rate of a warmed-up run with a number of steps."""
     run()
 
     def rate() -> float:
@@ -130,7 +130,7 @@ def jax_ppo(env_id: str, num_envs: int, iterations: int) -> Callable[[], None]:
 
 
 def first_rollout_seconds(side: str, env_id: str, num_envs: int) -> float:
-    """Returns the seconds to the end of the first rollout; the libraries are imported before."""
+    """Returns the seconds to the end of the first rollout, without imports."""
     import brax.envs  # noqa: F401
     import gymnax  # noqa: F401
 
@@ -144,7 +144,7 @@ def first_rollout_seconds(side: str, env_id: str, num_envs: int) -> float:
 
 
 def compile_figures(env_id: str, num_envs: int, rounds: int) -> dict[str, Any]:
-    """Times both sides in processes of their own."""
+    """Times both sides in separate processes."""
 
     def child(side: str) -> float:
         words = [sys.executable, "-m", "benchmarks.jax_envs", f"--side={side}", f"--env={env_id}"]
@@ -188,7 +188,7 @@ def rate_figures(figure: str, env_id: str, num_envs: int, args: Any) -> dict[str
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,12 @@
-"""What a plain JAX loop learns with the settings of `ppo/brax_base.gin`; needs the extra `jax`.
+"""Returns of a plain JAX loop with the settings of `ppo/brax_base.gin`; needs the extra `jax`.
 
   python -m benchmarks.jax_learning --env=jax/brax:hopper --seeds=3
 
-The loop is that of `benchmarks.reference_jax_ppo`, with what the gin file has besides: observations
-normalised by statistics of the rollouts before, clipped at 10; rewards divided by the deviation of
-a running discounted return; the value clip. Nothing of tfrl is in the training. Ends with one JSON
-line a seed, the mean return of greedy whole episodes, and one of all seeds with its interval.
+The loop is `benchmarks.reference_jax_ppo` with the gin file's additions: observations normalised by
+statistics of the earlier rollouts, clipped at 10; rewards divided by the standard deviation of a
+running discounted return; the value clip. The training uses no code of tfrl. Ends with one JSON
+line per seed, the mean return of whole greedy episodes, and one line of all seeds with its
+interval.
 """
 
 import argparse
@@ -40,7 +41,7 @@ class NormalizedPPO(reference.JaxPPO):
     """PPO on normalised observations and rewards."""
 
     def __init__(self, env_id, seed):
-        """Makes parameters, start states and moments."""
+        """Creates parameters, start states and moments."""
         sizes = (NUM_ENVS, HORIZON, EPOCHS, MINIBATCHES)
         super().__init__(env_id, *sizes, seed=seed, hidden=HIDDEN, rate=RATE)
         of_obs, of_returns = moments([self.env[3]], 0.0), moments([], 1e-4)
@@ -153,7 +154,7 @@ def train(env_id, seed, steps, episodes):
 
 
 def main() -> None:
-    """Trains as the command line says."""
+    """Parses the command line and trains."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,24 +1,24 @@
-"""Gradient steps per second of the Learner: by modules, by replicas, and beside hand-written loops.
+"""Learner gradient steps per second: by modules, by replicas, and against hand-written loops.
 
   python -m benchmarks.learner --modules=1,2,8 --replicas=1,2,4
 
-One JSON line a measurement. `updates_per_second` is gradient steps per second through
-`update_from_batch`, called from Python; a step trains all modules, each on rows of its own. The
-modules are PPO agents with two 2x64 tanh networks, the sizes by default those that are usual for
-one PPO learner: 2048 rows, minibatches of 64, 10 epochs, so 320 steps a call.
+One JSON line per measurement. `updates_per_second` is gradient steps per second through
+`update_from_batch`, called from Python; a step trains all modules, each on its own rows. The
+modules are PPO agents with two 2x64 tanh networks. The default sizes are usual for one PPO learner:
+2048 rows, minibatches of 64, 10 epochs, so 320 steps per call.
 
-With one module on one replica there are two references, which alternate with the Learner:
+With one module on one replica, two references alternate with the Learner:
 
-- `reference` (what `ratio_to_reference` means): a loop by hand over the same networks and the same
-  PPO loss, with the same guard against what is not finite and the same metrics. The ratio is thus
-  what the Learner itself costs; at least 0.95 is the goal.
-- `bare`: everything by hand, the loss too, without guard and metrics.
+- `reference` (of `ratio_to_reference`): a hand-written loop over the same networks and PPO loss,
+  with the same guard against non-finite values and the same metrics. The ratio is the cost of the
+  Learner itself; the goal is at least 0.95.
+- `bare`: fully hand-written, including the loss, without guard and metrics.
 
-`in_graph_...` is `Learner.update` called in a tf.function, as workflows do.
+`in_graph_...` is `Learner.update` called in a tf.function, as in workflows.
 
-Replicas are logical CPUs, which have to be made before TensorFlow starts: each count of several is
-measured in a process of its own. They share the cores of the machine, so that the lines say what
-the strategy costs; no speed can be won there.
+Replicas are logical CPUs, which must exist before TensorFlow starts, so each number of replicas
+above one runs in its own process. They share the cores of the machine: the lines show the cost of
+the strategy, not a speed-up.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def make_rows(rows: int, seed: int) -> dict[str, Any]:
 
 
 def make_agent() -> Any:
-    """The PPO agent that every module is."""
+    """The PPO agent of each module."""
     import tensorflow as tf
 
     from tfrl import specs
@@ -70,7 +70,7 @@ def make_agent() -> Any:
 def learner_runs(
     modules: int, strategy: Any, args: argparse.Namespace
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Returns two functions that take one update: from Python, and inside a tf.function."""
+    """Returns two functions for one update: from Python, and inside a tf.function."""
     import tensorflow as tf
 
     from tfrl import seeding
@@ -105,7 +105,7 @@ def learner_runs(
 
 
 def reference_runs(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    """Returns functions that take one update by hand, by name."""
+    """Returns hand-written update functions by name."""
     import tensorflow as tf
 
     from benchmarks.reference_learner import ENTROPY_COEF, ReferenceLearner, bare_ppo
@@ -118,7 +118,7 @@ def reference_runs(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     jit = args.compile == "xla"
     agent = make_agent()
     start = agent.init(seeding.key(0))
-    # A variable, as in an agent whose coefficient may follow a schedule.
+    # A variable, as for an agent's coefficient with a schedule.
     coefficient = tf.Variable(ENTROPY_COEF)
 
     def loss(params: list[tf.Tensor], columns: list[tf.Tensor]) -> Any:
@@ -155,7 +155,7 @@ def rate_of(update: Callable[[], Any], args: argparse.Namespace) -> Callable[[],
 
 
 def measure_replicas(replicas: int, args: argparse.Namespace) -> None:
-    """Measures all numbers of modules on so many replicas, alternately, in this process."""
+    """Measures all numbers of modules on one number of replicas, alternately, in this process."""
     from tfrl.distribute import make_strategy
 
     several = replicas > 1
@@ -187,7 +187,7 @@ def measure_replicas(replicas: int, args: argparse.Namespace) -> None:
 
 
 def beside_references(own: list[float], rates: dict[str, list[float]]) -> dict[str, float]:
-    """Rates of the others, and medians of the ratios in each round."""
+    """Rates of the other contestants, and medians of the ratios in each round."""
 
     def ratio(one: list[float], other: list[float]) -> float:
         return statistics.median(a / b for a, b in zip(one, other, strict=True))
@@ -209,7 +209,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modules", type=numbers, default=[1, 2, 8])
     parser.add_argument("--replicas", type=numbers, default=[1, 2, 4])
@@ -226,7 +226,7 @@ def main() -> None:
         measure_replicas(args.replicas[0], args)
         return
     for replicas in args.replicas:
-        # The last of an option counts.
+        # The last value of an option counts.
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         subprocess.run([*command, f"--replicas={replicas}"], check=True, cwd=measure.ROOT)
 

@@ -14,11 +14,11 @@ PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 def alternate(
     contestants: dict[str, Callable[[], float]], rounds: int = 5
 ) -> dict[str, list[float]]:
-    """Measures contestants in turn, so that noise of the machine falls on all alike.
+    """Measures contestants in turn, so that noise of the machine affects all of them.
 
     Args:
       contestants: `{name: function that returns a rate}`, already warmed up.
-      rounds: Measurements of each.
+      rounds: Measurements per contestant.
 
     Returns:
       `{name: rates}`.
@@ -46,16 +46,16 @@ def device() -> str:
 
 
 def emit(**figures: Any) -> None:
-    """Prints one JSON line, floats to five significant digits."""
+    """Prints one JSON line, floats with five significant digits."""
     short = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in figures.items()}
     print(json.dumps(short), flush=True)
 
 
 def peer(script: str, *args: str) -> dict[str, Any] | None:
-    """Runs `benchmarks/<script>` with the peers' interpreter; None where it is not installed.
+    """Runs `benchmarks/<script>` with the peers' interpreter; returns None if it is not installed.
 
-    `make bench-peers` makes that environment: the peers' pins and TensorFlow 2.15's do not resolve
-    together.
+    `make bench-peers` creates the peers' environment, because their pins conflict with TensorFlow
+    2.15's.
     """
     if not PEERS_PYTHON.exists():
         return None

@@ -1,9 +1,9 @@
-"""What `benchmarks.sac`, `td3` and `dqn` share: contestants, rounds, lines.
+"""Shared code of `benchmarks.sac`, `td3` and `dqn`: contestants, rounds, lines.
 
-A contestant is a function that takes steps and updates for some time and returns what it measured:
-`updates_per_second` of the wall, and `cpu_ms_per_update` of all its threads, which suffers less
-from what else runs on the machine. All contestants of a benchmark take turns, those of this process
-and those in processes of their own, and a ratio is the median of the ratios of the rounds.
+A contestant is a function that steps and updates for some time and returns `updates_per_second` of
+wall time, and `cpu_ms_per_update` of all its threads, which other load on the machine affects less.
+All contestants of a benchmark take turns, in this process and in their own processes. A ratio is
+the median of the ratios of the rounds.
 """
 
 import argparse
@@ -34,18 +34,18 @@ Contestant = Callable[[], Measured]
 
 
 class Task(NamedTuple):
-    """What a benchmark measures.
+    """The task of a benchmark.
 
     Attributes:
       name: "sac".
       device: The environment on the device.
       host: The same task on the host.
       batch_size: Rows of an update.
-      agent: A function that makes the agent of `obs_spec` and `action_spec`.
+      agent: A function that creates the agent from `obs_spec` and `action_spec`.
       learner: Arguments of `ModuleConfig`.
       reference: The class of the hand-written loop.
       modes: Its modes.
-      peers: Its peers, `{name: (interpreter, script)}`; no interpreter for this one.
+      peers: Its peers, `{name: (interpreter, script)}`; no interpreter means this one.
     """
 
     name: str
@@ -93,13 +93,13 @@ def pendulum_task(name: str) -> Task:
 def tfrl_runner(
     task: Task, where: str, seconds: float, compile: Any = "auto"
 ) -> tuple[Contestant, dict[str, Any]]:
-    """Returns tfrl's contestant, warmed up, and the figures that describe it.
+    """Returns tfrl's warmed-up contestant and its description.
 
     Args:
       task: What to measure.
       where: "device", "host" (with the in-graph buffer) or "reverb" (the host with Reverb).
-      seconds: Of one measurement.
-      compile: As of `OffPolicyWorkflow`.
+      seconds: Duration of one measurement.
+      compile: As in `OffPolicyWorkflow`.
     """
     from tfrl.launch import threads
     from tfrl.learners import ModuleConfig
@@ -116,10 +116,10 @@ def tfrl_runner(
         learner_config=ModuleConfig(**task.learner) if task.learner else None,
         compile=compile,
     )
-    split = threads.settle(workflow)  # as `tfrl-train` does; too late where it has computed
+    split = threads.settle(workflow)  # as in `tfrl-train`; no effect after TensorFlow's start
     state = workflow.setup(seed=0)
     state = workflow.advance(state, RANDOM_STEPS).state  # fills the buffer
-    box = [workflow.advance(state, 20).state]  # compiles what learns
+    box = [workflow.advance(state, 20).state]  # compiles the learner step
     start = time.perf_counter()
     box[0] = workflow.advance(box[0], 20).state
     per_update = (time.perf_counter() - start) / 20
@@ -137,7 +137,7 @@ def tfrl_runner(
 
 
 def replay_class(where: str) -> Any:
-    """Returns the class of the replay buffer's maker."""
+    """Returns the class of the replay buffer's factory."""
     if where == "reverb":
         from tfrl.replay.reverb import ReverbReplay
 
@@ -148,9 +148,9 @@ def replay_class(where: str) -> Any:
 
 
 def reference_runners(task: Task, seconds: float) -> dict[str, Contestant]:
-    """Returns the contestants of the hand-written loop by mode, without those that are far behind.
+    """Returns the contestants of the hand-written loop by mode, without much slower modes.
 
-    Which of two that are near each other is the faster is not known before all rounds are over.
+    Only all rounds together decide between modes of similar speed.
     """
     runs: dict[str, Contestant] = {}
     for mode in task.modes:
@@ -162,7 +162,7 @@ def reference_runners(task: Task, seconds: float) -> dict[str, Contestant]:
 
 
 def _calls(loop: Any, seconds: float) -> Callable[[], int]:
-    """Returns a function that makes one call of a quarter of the time."""
+    """Returns a function whose call takes a quarter of the time."""
     start = time.perf_counter()
     loop.run(50)
     iterations = max(20, min(20_000, int(seconds / 4 * 50 / (time.perf_counter() - start))))
@@ -176,17 +176,17 @@ def _calls(loop: Any, seconds: float) -> Callable[[], int]:
 
 
 class Served:
-    """A peer in a process of its own, which measures when it is called."""
+    """A peer in its own process, which measures at each call."""
 
     def __init__(self, name: str, interpreter: Any, script: str, *args: str, timeout: float):
         """Starts the process; `wait` for it before the first call.
 
         Args:
           name: For messages.
-          interpreter: Its Python; None for this one.
+          interpreter: The Python of the peer; None for this one.
           script: A file of this folder.
           *args: Its command line.
-          timeout: Seconds that one measurement may take.
+          timeout: Maximum seconds of one measurement.
         """
         if interpreter is not None and not interpreter.exists():
             raise SystemExit(f"{name} is not installed here; run: make .venv-peers/.installed")
@@ -201,18 +201,18 @@ class Served:
         )
 
     def wait(self) -> None:
-        """Waits until it is warmed up."""
+        """Waits until the peer is warmed up."""
         self._read(START_SECONDS)
 
     def __call__(self) -> Measured:
         """Measures once."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended; what it said is read below
+        with contextlib.suppress(BrokenPipeError):  # the peer has ended; its output is read below
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
         return self._read(self.timeout)
 
     def _read(self, timeout: float) -> Measured:
-        """Returns its next line; ends with what it said on standard error if there is none."""
+        """Returns the next line; without one, exits with the peer's standard error."""
         out = self._process.stdout
         ready, _, _ = select.select([out], [], [], timeout)
         line = out.readline() if ready else b""
@@ -230,7 +230,7 @@ class Served:
 
 
 def start_peers(task: Task, names: Sequence[str], seconds: float) -> dict[str, Served]:
-    """Starts peers one after the other, so that none is slowed down while it warms up."""
+    """Starts peers one after the other, so that warm-ups do not slow each other down."""
     peers: dict[str, Served] = {}
     try:
         for name in names:
@@ -249,7 +249,7 @@ def start_peers(task: Task, names: Sequence[str], seconds: float) -> dict[str, S
 
 
 def take_turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[Measured]]:
-    """Measures all in turn, so that noise of the machine falls on all alike."""
+    """Measures all contestants in turn, so that noise of the machine affects all of them."""
     found: dict[str, list[Measured]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
@@ -266,11 +266,11 @@ def _median(rounds: Sequence[Measured], figure: str) -> float:
 
 
 def beside(own: Sequence[Measured], others: Mapping[str, Sequence[Measured]]) -> dict[str, float]:
-    """Returns figures of one contestant and, beside it, of others.
+    """Returns the figures of one contestant and its ratios to others.
 
     Args:
-      own: What it measured, by round.
-      others: What the others measured in the same rounds, by name.
+      own: Its measurements, by round.
+      others: Measurements of others in the same rounds, by name.
 
     Returns:
       Medians of rates and CPU times, and medians of the ratios of each round: `ratio_to_*` of the
@@ -291,7 +291,7 @@ def beside(own: Sequence[Measured], others: Mapping[str, Sequence[Measured]]) ->
 
 
 def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
-    """Reads "a,b", of what is known."""
+    """Parses "a,b", from the known names."""
     names = [name for name in text.split(",") if name]
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -300,10 +300,10 @@ def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] | None) -> None:
-    """Measures as the command line says.
+    """Parses the command line and measures.
 
     Args:
-      task: What to measure.
+      task: The task.
       doc: Describes the benchmark.
       where: Where tfrl can run, see `tfrl_runner`.
       argv: The command line; None for this process's.
@@ -313,7 +313,7 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
     parser.add_argument("--where", default="device", help=f"some of {', '.join(where)}")
     parser.add_argument("--peers", default="", help=f"some of {', '.join(task.peers)}")
     parser.add_argument("--compile", default="auto", choices=("auto", "xla", "graph"))
-    # Many short turns: on a machine that is now slow and now fast, ratios of long ones vary more.
+    # Many short turns: if the machine's speed varies, ratios of long turns vary more.
     parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args(argv)
@@ -337,7 +337,7 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
         best = max(rates, key=lambda mode: rates[mode])
         found["reference"], described["device"]["reference_mode"] = found[best], best
     for place in places:
-        # The hand-written loop is one on the device.
+        # The hand-written loop runs on the device.
         rivals = (["reference"] if place == "device" else []) + names
         measure.emit(
             benchmark=task.name,

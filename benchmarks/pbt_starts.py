@@ -1,10 +1,10 @@
-"""What a population's first hyperparameters reach by themselves: nobody takes over.
+"""Returns of a population's initial hyperparameters, without exploitation.
 
   python -m benchmarks.pbt_starts --gin_file=pbt/ppo_tf_cartpole.gin --seeds=5
 
-The run is that of the gin file but for its exploitation: each member keeps the hyperparameters that
-it starts from for its share of the budget. One JSON line a seed has the members in the order of
-their first hyperparameter, and the returns of 100 greedy episodes of each.
+The run follows the gin file without its exploitation: each member keeps its initial hyperparameters
+for its share of the budget. One JSON line per seed has the members in the order of their first
+hyperparameter, and the returns of 100 greedy episodes of each.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks import measure
 
 
 def stays(fitness: Any, key: Any) -> Any:
-    """Nobody takes over."""
+    """No member copies another."""
     import tensorflow as tf
 
     return tf.range(fitness.shape[0])
@@ -53,7 +53,7 @@ def measure_seed(gin_file: str, seed: int, env_steps: int, episodes: int) -> Non
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gin_file", default="pbt/ppo_tf_cartpole.gin")
     parser.add_argument("--seeds", type=int, default=5)

@@ -2,8 +2,8 @@
 
   python benchmarks/peer_evosax.py --population=128
 
-The sizes of `benchmarks.evolution`: a 2 x 16 tanh network, one episode of 200 steps a member. Runs
-in the peers' own environment; prints one JSON line. No tfrl, no TensorFlow.
+The sizes of `benchmarks.evolution`: a 2 x 16 tanh network, one episode of 200 steps per member.
+Runs in the peers' environment, without tfrl and TensorFlow; prints one JSON line.
 """
 
 import argparse
@@ -21,7 +21,7 @@ STEPS = 200
 
 
 def policy(params, obs):
-    """A tanh network; its torque is within +-2."""
+    """A tanh network; the torque is within +-2."""
     for kernel, bias in params:
         obs = jnp.tanh(obs @ kernel + bias)
     return 2.0 * obs
@@ -50,7 +50,7 @@ def main() -> None:
 
         def step(carry, _):
             obs, state, total = carry
-            # `step_env`, without the reset at an end: whole episodes are played.
+            # `step_env` does not reset at an end: each member plays one whole episode.
             obs, state, reward, *_ = env.step_env(key, state, policy(params, obs), env_params)
             return (obs, state, total + reward), None
 
@@ -63,7 +63,7 @@ def main() -> None:
             key, ask, reset, tell = jax.random.split(key, 4)
             population, state = search.ask(ask, state, search.default_params)
             keys = jax.random.split(reset, args.population)
-            fitness = -jax.vmap(episode)(population, keys)  # it minimises
+            fitness = -jax.vmap(episode)(population, keys)  # evosax minimises
             state, _ = search.tell(tell, population, fitness, state, search.default_params)
             return (state, key), fitness.mean()
 

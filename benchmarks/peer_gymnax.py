@@ -1,8 +1,8 @@
-"""gymnax: environment steps per second of random play (JAX, CPU), beside `benchmarks.device_tasks`.
+"""gymnax: env steps per second of random actions (JAX, CPU), for `benchmarks.device_tasks`.
 
   python benchmarks/peer_gymnax.py --env=Breakout-MinAtar --num_envs=64
 
-Runs in the peers' own environment; prints one JSON line. No tfrl, no TensorFlow.
+Runs in the peers' environment, without tfrl and TensorFlow; prints one JSON line.
 """
 
 import argparse

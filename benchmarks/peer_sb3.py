@@ -3,7 +3,7 @@
   python benchmarks/peer_sb3.py --num_envs=64            # PPO on Gymnasium's CartPole
   python benchmarks/peer_sb3.py --algorithm=sac          # at the sizes of `benchmarks.off_policy`
 
-Runs in the peers' own environment; prints JSON lines. No tfrl, no TensorFlow.
+Runs in the peers' environment, without tfrl and TensorFlow; prints JSON lines.
 """
 
 import argparse
@@ -25,7 +25,7 @@ EVERY = 50  # updates of one call of `learn`
 
 
 def ppo(num_envs: int, seconds: float) -> dict[str, float]:
-    """Measures env steps per second of whole iterations, the first one left out."""
+    """Measures env steps per second of whole iterations, without the first one."""
     envs = DummyVecEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(num_envs)])
     horizon = 128
     model = PPO(
@@ -48,7 +48,7 @@ def ppo(num_envs: int, seconds: float) -> dict[str, float]:
 
 
 def off_policy(algorithm: str, random_steps: int) -> Any:
-    """Returns a model of one update an environment step, at the sizes of `off_policy`."""
+    """Returns a model with one update per env step, at the sizes of `off_policy`."""
     sizes = {**peer_serving.off_policy_sizes(algorithm, random_steps), "device": "cpu"}
     if algorithm == "dqn":
         return DQN("MlpPolicy", "CartPole-v1", **sizes)
@@ -69,7 +69,7 @@ def trainer(model: Any) -> Callable[[], int]:
 
 
 def measured(train: Callable[[], int], seconds: float) -> dict[str, float]:
-    """Measures with one and with two threads of torch; returns the faster one's figures."""
+    """Measures with one and with two torch threads; returns the faster one's figures."""
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -78,7 +78,7 @@ def measured(train: Callable[[], int], seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = peer_serving.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--algorithm", default="ppo", choices=("ppo", "sac", "td3", "dqn"))

@@ -2,7 +2,7 @@
 
   python benchmarks/peer_sbx.py --algorithm=sac
 
-Runs in the peers' own environment; prints JSON lines. No tfrl, no TensorFlow.
+Runs in the peers' environment, without tfrl and TensorFlow; prints JSON lines.
 """
 
 import argparse
@@ -18,7 +18,7 @@ EVERY = 50  # updates of one call of `learn`
 
 
 def make(algorithm: str, random_steps: int) -> Any:
-    """Returns a model of one update an environment step."""
+    """Returns a model with one update per env step."""
     sizes = peer_serving.off_policy_sizes(algorithm, random_steps)
     if algorithm == "dqn":
         return DQN("MlpPolicy", "CartPole-v1", **sizes)
@@ -29,7 +29,7 @@ def make(algorithm: str, random_steps: int) -> Any:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = peer_serving.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--algorithm", default="sac", choices=("sac", "td3", "dqn"))

@@ -1,7 +1,7 @@
-"""How a peer's process measures: once, or once for every line that it is sent. No tfrl.
+"""Measurements in a peer's process: once, or once per input line. Uses no tfrl.
 
-A process that stays makes rounds cheap: it compiles and fills its buffer once, sleeps while others
-are measured, and so takes its turns with them.
+A persistent process makes rounds cheap: it compiles and fills its buffer once, and sleeps while
+others are measured.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def off_policy_sizes(algorithm: str, random_steps: int) -> dict[str, Any]:
-    """Returns the arguments of a model of Stable-Baselines3 or SBX: one update a step."""
+    """Returns the arguments of a model of Stable-Baselines3 or SBX: one update per step."""
     sizes = {
         "train_freq": 1,
         "gradient_steps": 1,
@@ -42,18 +42,18 @@ def off_policy_sizes(algorithm: str, random_steps: int) -> dict[str, Any]:
         "batch_size": 64,
         "learning_rate": 1e-3,
         "target_update_interval": 500,
-        "exploration_initial_eps": 0.05,  # as the others, which play at random as seldom
+        "exploration_initial_eps": 0.05,  # the same share of random actions as the others
         "exploration_final_eps": 0.05,
         "policy_kwargs": {"net_arch": [64, 64]},
     }
 
 
 def rate(train: Callable[[], int], seconds: float) -> dict[str, float]:
-    """Calls `train` for so long.
+    """Calls `train` for some seconds.
 
     Args:
-      train: Takes some updates and returns how many.
-      seconds: Wall seconds, at least.
+      train: Makes some updates and returns their number.
+      seconds: Minimum wall seconds.
 
     Returns:
       `updates_per_second` and `cpu_ms_per_update`, of all threads.
@@ -69,7 +69,7 @@ def rate(train: Callable[[], int], seconds: float) -> dict[str, float]:
 
 
 def serve(measure: Callable[[], Mapping[str, Any]], args: argparse.Namespace) -> None:
-    """Prints a JSON line of each measurement; all is warmed up before."""
+    """Prints a JSON line per measurement, after a warm-up."""
     if not args.served:
         print(json.dumps(measure()), flush=True)
         return

@@ -1,10 +1,10 @@
-"""TF-Agents' DQN as its tutorial has it, at the sizes of `benchmarks.dqn`.
+"""TF-Agents' DQN as in its tutorial, at the sizes of `benchmarks.dqn`.
 
   python benchmarks/peer_tf_agents_dqn.py
 
 PyDriver, Reverb's uniform table in the same process, a dataset, one step and one update in turn:
 https://www.tensorflow.org/agents/tutorials/1_dqn_tutorial, without its prints and evaluations.
-Runs where tfrl does; prints JSON lines. Nothing of tfrl is used.
+Runs in tfrl's environment, but uses no tfrl; prints JSON lines.
 """
 
 import argparse
@@ -64,13 +64,13 @@ def replay_of(agent: Any, capacity: int) -> tuple[Any, Any]:
 
 
 class Tutorial:
-    """The loop of the tutorial; `train` takes `EVERY` steps and updates and returns how many.
+    """The loop of the tutorial; `train` makes `EVERY` steps and updates and returns their number.
 
-    It holds the replay buffer, without which Reverb's server would end.
+    It keeps the replay buffer alive, and with it Reverb's server.
     """
 
     def __init__(self, random_steps: int, capacity: int = 100_000):
-        """Fills the buffer at random and makes the dataset."""
+        """Fills the buffer with random actions and creates the dataset."""
         from tf_agents.environments import suite_gym, tf_py_environment
         from tf_agents.policies import random_tf_policy
         from tf_agents.utils import common
@@ -104,7 +104,7 @@ class Tutorial:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = peer_serving.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What the library's design rests on, measured on the TensorFlow that is installed.
+"""Facts behind the library's design, measured on the installed TensorFlow.
 
     python -m benchmarks.platform_facts
 
-One JSON line a fact; docs/platforms.md has the table.
+One JSON line per fact; docs/platforms.md has the table.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-import tfrl  # noqa: F401  (TensorFlow's lines of its start stay away)
+import tfrl  # noqa: F401  (silences TensorFlow's start-up messages)
 
 # isort: split
 import tensorflow as tf
@@ -48,13 +48,13 @@ def in_modes(fn: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
 
 
 def same_bits(fn: Callable[..., Any], *args: Any) -> dict[str, bool]:
-    """Returns whether graph and XLA give the bits of eager mode."""
+    """Returns whether graph mode and XLA are bitwise equal to eager mode."""
     found = in_modes(fn, *args)
     return {mode: found[mode].tobytes() == found["eager"].tobytes() for mode in ("graph", "xla")}
 
 
 def operations() -> dict[str, Any]:
-    """Returns the operations whose bits are the same under XLA, and the others."""
+    """Returns the operations that XLA computes bitwise equally, and the others."""
     x = tf.constant(np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) * 3)
     found = {name: same_bits(fn, x) for name, fn in UNARY.items()}
     return {
@@ -65,7 +65,7 @@ def operations() -> dict[str, Any]:
 
 
 def philox() -> dict[str, Any]:
-    """Returns whether draws by philox have the same bits in each mode."""
+    """Returns whether Philox draws have the same bits in each mode."""
     seed = tf.constant([1, 2])
 
     def bits(seed: tf.Tensor) -> tf.Tensor:
@@ -126,7 +126,7 @@ def ring() -> dict[str, Any]:
 
 
 def distributed_arguments() -> dict[str, Any]:
-    """Returns whether a trace writes the mirrored variables that it is given, or the first ones."""
+    """Returns whether a trace writes its mirrored-variable arguments, or the first ones."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         first, second = tf.Variable(0.0), tf.Variable(0.0)
@@ -151,7 +151,7 @@ def distributed_arguments() -> dict[str, Any]:
 
 
 def xla_memory() -> dict[str, Any]:
-    """Returns the MB that a small program of XLA keeps."""
+    """Returns the MB that a small XLA program keeps."""
 
     def resident() -> float:
         with open("/proc/self/statm", encoding="ascii") as file:

@@ -1,11 +1,10 @@
-"""Microseconds in which a loaded policy predicts an action, NumPy in and out.
+"""Microseconds per action of a loaded policy, with NumPy in and out.
 
   python -m benchmarks.policy [--hidden=64,64] [--rounds=40] [--calls=100]
 
-The policy is PPO's for CartPole, with an observation normaliser. `overhead` is what its greedy
-prediction takes beyond the arithmetic of the same net and normaliser, written by hand in NumPy:
-the median over rounds of the differences of one round, so that the machine's noise falls on both
-alike.
+The policy is PPO's for CartPole, with an observation normaliser. `overhead` is the time of its
+greedy prediction minus the time of the same network and normaliser in hand-written NumPy: the
+median over rounds of the differences of one round, so that noise of the machine affects both.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from tfrl.rollout.policy import Policy
 
 
 def by_hand(hidden: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
-    """Returns a net with normaliser in NumPy."""
+    """Returns a network with normaliser in NumPy."""
     generator = np.random.default_rng(0)
     sizes = [OBSERVATION, *hidden, ACTIONS]
     pairs = zip(sizes[:-1], sizes[1:], strict=True)
@@ -42,7 +41,7 @@ def by_hand(hidden: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", default="64,64", help="units of the layers")
     parser.add_argument("--rounds", type=int, default=40)

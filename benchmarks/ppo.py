@@ -1,9 +1,9 @@
-"""Throughput of whole PPO iterations, beside a hand-written loop and Stable-Baselines3.
+"""Throughput of whole PPO iterations, against a hand-written loop and Stable-Baselines3.
 
   python -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=64
 
 Ends with one JSON line: `env_steps_per_second` (median), sizes, compile choices, and on CartPole
-the reference's figure in its best mode and the ratio, both run alternately in this process.
+the reference's figure in its best mode and the ratio; both alternate in this process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HORIZON, EPOCHS, MINIBATCHES = 128, 4, 4
 def tfrl_runner(
     env_id: str, num_envs: int, compile: str, seconds: float
 ) -> tuple[Callable[[], float], dict[str, Any]]:
-    """Returns a function that measures tfrl's rate, and the compile choices; all is warmed up."""
+    """Returns a warmed-up function that measures tfrl's rate, and the compile choices."""
     from tfrl.agents import PPO
     from tfrl.learners import ModuleConfig
     from tfrl.workflows import OnPolicyWorkflow
@@ -80,7 +80,7 @@ def _rate(ppo: Any, iterations: int, num_envs: int) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="tf:CartPole-v1")
     parser.add_argument("--num_envs", type=int, default=64)

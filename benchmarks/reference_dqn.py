@@ -1,7 +1,7 @@
-"""A hand-written single-file DQN on CartPole: the yardstick of `benchmarks.dqn`.
+"""A hand-written single-file DQN on CartPole: the reference of `benchmarks.dqn`.
 
-Double Q-learning with the Huber loss, batches of 64, networks of 2x64, a target network that is a
-copy of every 500th step, actions at random in 5 of 100 steps. `MODES` are the ways to compile it.
+Double Q-learning with the Huber loss, batches of 64, networks of 2x64, a target network
+copied every 500 steps, random actions in 5 of 100 steps. `MODES` are its compile modes.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ BATCH, HIDDEN, RATE, EVERY, EPSILON, MAX_NORM = 64, 64, 1e-3, 500, 0.05, 10.0
 
 
 class ReferenceDQN(base.OffPolicyLoop):
-    """One environment step and one update an iteration."""
+    """One env step and one update per iteration."""
 
     batch_size = BATCH
 
@@ -27,14 +27,14 @@ class ReferenceDQN(base.OffPolicyLoop):
         self.adam = base.Adam(self.online, RATE)
 
     def act(self, obs: tf.Tensor, keys: Any) -> tf.Tensor:
-        """Takes the best action, or now and then any; float32 [1, 1]."""
+        """Returns the epsilon-greedy action, float32 [1, 1]."""
         q = base.apply(base.values(self.online), obs)
         draws = base.uniform(keys[2], [2])
         best = tf.cast(q[:, 1:] > q[:, :1], tf.float32)
         return tf.where(draws[0] < EPSILON, tf.round(draws[1]), best)
 
     def update(self, i: tf.Tensor, rows: list[tf.Tensor], keys: Any) -> list[tf.Tensor]:
-        """Updates the network, and now and then its target."""
+        """Updates the network, and periodically its target."""
         obs, action, discount, successor = rows
         online = base.values(self.online)
         best = tf.one_hot(tf.argmax(base.apply(online, successor), axis=1), 2)

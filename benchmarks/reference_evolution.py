@@ -1,4 +1,4 @@
-"""OpenES on Pendulum by hand, in one file: no library, no options, one XLA program.
+"""Hand-written single-file OpenES on Pendulum: no library, no options, one XLA program.
 
 The same sizes and the same task as `benchmarks.evolution`: a 2 x 16 tanh network, episodes of 200
 steps, mirrored sampling, centered ranks, Adam.
@@ -14,7 +14,7 @@ STEPS, DT = 200, 0.05
 
 
 def make_generations(population: int, sigma: float = 0.1, lr: float = 0.05) -> Any:
-    """Returns `run(carried, n)`, which takes n generations, and what it begins with."""
+    """Returns `run(carried, n)`, which runs n generations, and the initial carry."""
     dim = sum(i * o + o for i, o in SIZES)
 
     def networks(flat: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:

@@ -1,9 +1,9 @@
-"""A hand-written single-file PPO in JAX alone: the yardstick of `benchmarks.jax_envs`.
+"""A hand-written single-file PPO in pure JAX: the reference of `benchmarks.jax_envs`.
 
-Nothing of tfrl is imported, nor TensorFlow. It does the work of `benchmarks.reference_ppo`: true
-successors with both end flags, V(next_obs) at them, GAE, shuffled minibatches, clipped losses, a
-global-norm clip, Adam, a finite guard and the metrics of a row. Environments are Brax's with the
-start states cached, as its own autoreset does, and gymnax's with a fresh start at every end.
+It imports neither tfrl nor TensorFlow. It does the work of `benchmarks.reference_ppo`: true
+successors with both end flags and their values V(next_obs), GAE, shuffled minibatches, clipped
+losses, a global-norm clip, Adam, a finite guard and the metrics of a row. Environments are Brax's
+with cached start states, as in its autoreset, and gymnax's with a new start state per episode.
 """
 
 import functools
@@ -36,7 +36,7 @@ def brax_env(name, num_envs):
 
 
 def gymnax_env(name, num_envs):
-    """As `brax_env`; gymnax's own time limit is taken out, so that truncations are told apart."""
+    """As `brax_env`; removes gymnax's time limit, so that truncations are separate."""
     import gymnax
 
     env, params = gymnax.make(name)
@@ -89,7 +89,7 @@ def advance(env, start, carry, action, key):
 
 
 def start_of(env, key):
-    """The first start states, and the carry that begins there."""
+    """The first start states, and their carry."""
     start = env[0](key)
     zeros = jnp.zeros(start[1].shape[:1])
     return start, (*start, zeros.astype(int), zeros)
@@ -243,13 +243,13 @@ class JaxPPO:
         return jax.lax.scan(self._iteration, state, None, iterations)
 
     def run(self, iterations):
-        """Does `iterations` and returns the metric rows."""
+        """Runs `iterations` and returns the metric rows."""
         self.state, rows = self._run(self.state, iterations)
         return jax.device_get(rows)
 
 
 def rate(ppo, iterations):
-    """Returns env steps per second of so many iterations, which have been compiled before."""
+    """Returns env steps per second of a number of compiled iterations."""
     start = time.perf_counter()
     ppo.run(iterations)
     return iterations * ppo.horizon * ppo.b / (time.perf_counter() - start)

@@ -1,13 +1,13 @@
-"""A hand-written loop over minibatches: the yardstick of `benchmarks.learner`.
+"""A hand-written loop over minibatches: the reference of `benchmarks.learner`.
 
-Nothing of tfrl is imported. `ReferenceLearner` takes all gradient steps of an update in one
-tf.function: a fresh shuffle in every epoch, gathering, loss and gradient, a global-norm clip, and
-Adam by TensorFlow's fused kernel at a rate that is a variable. With `guarded` it does besides what
-a Learner does in every step: a step is left out where loss or gradient is not finite, and the means
-of the metrics over the finite steps are returned with the counts of these. The loss is given.
+It imports no tfrl. `ReferenceLearner` runs all gradient steps of an update in one tf.function: a
+new shuffle in every epoch, gathering, loss and gradient, a global-norm clip, and Adam with
+TensorFlow's fused kernel and a variable learning rate. With `guarded` it also does a Learner's work
+of every step: it skips a step with a non-finite loss or gradient, and returns the means of the
+metrics over the finite steps and their number. The loss is an argument.
 
-`bare_ppo` makes one with a PPO loss of its own for vectors and discrete actions, without guard
-and metrics: the least that has to be done.
+`bare_ppo` creates one with its own PPO loss for vectors and discrete actions, without guard and
+metrics: the minimum of work.
 """
 
 import math
@@ -47,13 +47,13 @@ class ReferenceLearner:
         self._update = tf.function(self._all_epochs, jit_compile=jit, autograph=False)
 
     def update(self, batch: list[tf.Tensor]) -> Any:
-        """Takes `steps` gradient steps; returns what is reported, as NumPy."""
+        """Runs `steps` gradient steps; returns the reported scalars, as NumPy."""
         return self._update(batch).numpy()
 
     def _all_epochs(self, batch: list[tf.Tensor]) -> tf.Tensor:
         orders = [tf.random.shuffle(tf.range(self.rows)) for _ in range(self.epochs)]
         index = tf.reshape(tf.stack(orders), [self.steps, self.size])
-        # What the first step would report says how long the rows are; the graph prunes the rest.
+        # The first step's report gives the number of scalars; the graph prunes the rest.
         width = self._step(batch, index[0], apply=False).shape
         _, total = tf.while_loop(
             lambda i, _: i < self.steps,
@@ -96,7 +96,7 @@ class ReferenceLearner:
 
 
 def bare_ppo(obs_size: int, actions: int, hidden: tuple[int, ...], **sizes: Any) -> Any:
-    """Returns a `ReferenceLearner` with a PPO loss written here, without guard and metrics.
+    """Returns a `ReferenceLearner` with this module's PPO loss, without guard and metrics.
 
     Its batch is `[obs, action, log_prob, advantage, value_target]`.
     """

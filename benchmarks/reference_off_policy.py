@@ -1,7 +1,7 @@
-"""What the hand-written off-policy loops share: networks, Adam, a ring buffer, two tasks, the loop.
+"""Shared code of the hand-written off-policy loops: networks, Adam, ring buffer, two tasks, loop.
 
-Nothing of tfrl is imported. Each loop does one environment step and one update an iteration, many
-iterations in one call, as `reference_sac`, `reference_td3` and `reference_dqn` say.
+It imports no tfrl. Each loop makes one env step and one update per iteration and many iterations
+per call; see `reference_sac`, `reference_td3` and `reference_dqn`.
 """
 
 import math
@@ -52,7 +52,7 @@ def values(variables: Params) -> list[tf.Tensor]:
 
 
 def each(params: Params) -> list[list[tf.Tensor]]:
-    """Parts stacked networks: two-dimensional products are the faster ones on a CPU."""
+    """Unstacks networks: two-dimensional products are faster on a CPU."""
     return [list(one) for one in zip(*(tf.unstack(p) for p in params), strict=True)]
 
 
@@ -63,7 +63,7 @@ def follow(target: Params, params: Params, tau: float) -> None:
 
 
 def grad(loss: Callable[[list[tf.Tensor]], tuple[tf.Tensor, Any]], params: Params) -> Any:
-    """Returns gradients at `params`, and what the loss returns."""
+    """Returns gradients at `params`, and the result of the loss."""
     taken = values(params)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(taken)
@@ -72,7 +72,7 @@ def grad(loss: Callable[[list[tf.Tensor]], tuple[tf.Tensor, Any]], params: Param
 
 
 class Adam:
-    """Adam by TensorFlow's fused kernel, or by Keras."""
+    """Adam with TensorFlow's fused kernel, or Keras' Adam."""
 
     def __init__(self, variables: Params, rate: float, kind: str = "fused"):
         """Makes the slots."""
@@ -100,10 +100,10 @@ class Adam:
 
 
 class Ring:
-    """A replay buffer: one packed variable, because every column more is a scatter and a gather."""
+    """A replay buffer: one packed variable, because a column adds a scatter and a gather."""
 
     def __init__(self, capacity: int, widths: Sequence[int]):
-        """Makes it, of rows of parts of these widths."""
+        """Creates the variable; a row has parts of these widths."""
         self.capacity, self.widths = capacity, list(widths)
         self.rows = tf.Variable(tf.zeros([capacity, sum(widths)]))
 
@@ -121,7 +121,7 @@ class Ring:
 class Pendulum:
     """Pendulum-v1, one environment; its state is angle, speed, steps so far and the return."""
 
-    widths = [3, 1, 1, 3]  # observation, action in [-1, 1], reward, successor; it never terminates
+    widths = [3, 1, 1, 3]  # observation, action in [-1, 1], reward, successor; no termination
 
     def reset(self, key: tf.Tensor) -> tf.Tensor:
         """Returns a start, float32 [1, 4]."""
@@ -160,7 +160,7 @@ class CartPole:
         return state[:, :4]
 
     def step(self, state: tf.Tensor, action: tf.Tensor, key: tf.Tensor) -> tuple[Any, ...]:
-        """Returns what `Pendulum.step` does, with the discount in the reward's place."""
+        """Returns the results of `Pendulum.step`, with the discount in place of the reward."""
         x, v, a, w, steps = tf.split(state, 5, axis=1)
         force = 20.0 * action - 10.0
         cos, sin = tf.cos(a), tf.sin(a)
@@ -176,7 +176,7 @@ class CartPole:
 
 
 class OffPolicyLoop:
-    """Holds a task, a ring and counters; `run(n)` does n iterations in one call.
+    """Holds a task, a ring and counters; `run(n)` runs n iterations in one call.
 
     A subclass has `act(obs, keys)` and `update(rows, keys)`, which returns metrics.
     """
@@ -201,7 +201,7 @@ class OffPolicyLoop:
         raise NotImplementedError
 
     def _iteration(self, i: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # One draw makes all keys of an iteration.
+        # One draw creates all keys of an iteration.
         keys = tf.unstack(
             tf.random.stateless_uniform(
                 [self.streams, 2], tf.stack([self.seed, i]), None, None, tf.int32, "philox"
@@ -232,7 +232,7 @@ class OffPolicyLoop:
     _width = 5
 
     def run(self, iterations: int) -> Any:
-        """Does iterations; returns the sums of what they report: metrics, episodes, returns."""
+        """Runs iterations; returns the sums of their metrics, episodes and returns."""
         self.state, total = self._run(tf.constant(self.done), tf.constant(iterations), self.state)
         self.done += iterations
         return total.numpy()

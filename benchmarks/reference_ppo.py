@@ -1,8 +1,8 @@
-"""A hand-written single-file PPO on CartPole: the yardstick of `benchmarks.ppo`.
+"""A hand-written single-file PPO on CartPole: the reference of `benchmarks.ppo`.
 
-Nothing of tfrl is imported. The same work is done in the same order of magnitude of care: true
-successors with both end flags, V(next_obs) at them, GAE, shuffled minibatches, clipped losses, a
-global-norm clip, Adam, a finite guard and ten metrics a row. `MODES` are the ways to compile it.
+It imports no tfrl. It does the same work: true successors with both end flags and their values
+V(next_obs), GAE, shuffled minibatches, clipped losses, a global-norm clip, Adam, a finite guard and
+ten metrics per row. `MODES` are its compile modes.
 """
 
 import math
@@ -40,7 +40,7 @@ def _net(p, x):
 
 
 class ReferencePPO:
-    """Holds the variables; `run(n)` does n iterations in one call."""
+    """Holds the variables; `run(n)` runs n iterations in one call."""
 
     def __init__(self, num_envs, mode="fused", seed=0):
         """Makes the parameters and compiles for `mode`."""
@@ -207,7 +207,7 @@ class ReferencePPO:
         return state, rows.stack()
 
     def run(self, iterations):
-        """Does `iterations` (at most 512) and returns the metric rows."""
+        """Runs `iterations` (at most 512) and returns the metric rows."""
         self.state, rows = self._run(tf.constant(iterations), self.state)
         return rows[:iterations].numpy()
 

@@ -1,8 +1,8 @@
-"""A hand-written single-file SAC on Pendulum: the yardstick of `benchmarks.sac`.
+"""A hand-written single-file SAC on Pendulum: the reference of `benchmarks.sac`.
 
-Twin critics whose parameters are stacked and apart for the products, a learned temperature, soft
+Twin critics with stacked parameters, unstacked for the products, a learned temperature, soft
 target networks, batches of 256, networks of 2x256; metrics of every step are summed.
-`MODES` are the ways to compile it and to apply Adam.
+`MODES` are its compile modes and variants of Adam.
 """
 
 import math
@@ -18,7 +18,7 @@ HIDDEN, RATE, TAU, TARGET_ENTROPY = 256, 3e-4, 0.005, -1.0
 
 
 class ReferenceSAC(base.OffPolicyLoop):
-    """One environment step and one update of everything an iteration."""
+    """One env step and one update of all parts per iteration."""
 
     _width = 6
 
@@ -73,7 +73,7 @@ class ReferenceSAC(base.OffPolicyLoop):
             return tf.reduce_mean(alpha * log_prob - q), tf.reduce_mean(log_prob)
 
         gradients, policy_loss, log_prob = base.grad(actor_loss, self.actor)
-        # Of the loss -log_alpha (log_prob + target entropy).
+        # The gradient of the loss -log_alpha (log_prob + target entropy).
         self.actor_adam.apply([*gradients, -(log_prob + TARGET_ENTROPY)])
         base.follow(self.target, self.critic, TAU)
         return [loss, policy_loss, mean_q, log_prob]

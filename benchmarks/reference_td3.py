@@ -1,8 +1,8 @@
-"""A hand-written single-file TD3 on Pendulum: the yardstick of `benchmarks.td3`.
+"""A hand-written single-file TD3 on Pendulum: the reference of `benchmarks.td3`.
 
-Twin critics whose parameters are stacked and apart for the products, smoothed targets, an actor
-and target networks that move in every second step, batches of 256, networks of 2x256. `MODES` are
-the ways to compile it and to apply Adam.
+Twin critics with stacked parameters, unstacked for the products, target policy smoothing, updates
+of actor and target networks in every second step, batches of 256, networks of 2x256. `MODES` are
+its compile modes and variants of Adam.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ EXPLORATION, SMOOTHING, SMOOTHING_CLIP = 0.1, 0.2, 0.5
 
 
 class ReferenceTD3(base.OffPolicyLoop):
-    """One environment step and one update an iteration, of the actor in every second."""
+    """One env step and one update per iteration; actor updates in every second iteration."""
 
     def __init__(self, mode: str = "graph, fused Adam", capacity: int = 100_000, seed: int = 0):
         """Makes networks, target networks and optimizers."""
@@ -32,7 +32,7 @@ class ReferenceTD3(base.OffPolicyLoop):
         self.actor_adam = base.Adam(self.actor, RATE, adam)
 
     def act(self, obs: tf.Tensor, keys: Any) -> tf.Tensor:
-        """Adds noise to the policy."""
+        """Returns the policy's action with noise."""
         action = tf.tanh(base.apply(base.values(self.actor), obs))
         return tf.clip_by_value(action + EXPLORATION * base.normal(keys[2], [1, 1]), -1.0, 1.0)
 

@@ -3,16 +3,16 @@
   python -m benchmarks.replay                        # a million items, batches of 256
   python -m benchmarks.replay --capacity=100000 --compile=xla
 
-One JSON line a measurement, each of one call of a compiled function from Python, in microseconds:
-the best and the median of `--calls`.
+One JSON line per measurement: microseconds of one call of a compiled function from Python, the best
+and the median of `--calls`.
 
-* `add`: one step of one environment is added to a full buffer.
-* `sample`: a batch is drawn uniformly, 1-step items.
-* `sample_update`: a batch is drawn by priority and its priorities are set.
+* `add`: adds one step of one environment to a full buffer.
+* `sample`: draws a batch uniformly, 1-step items.
+* `sample_update`: draws a batch by priority and sets its priorities.
 * `iteration`: an `add` of one step, then `sample` or `sample_update`, `--fold` times in one call;
   the time of one iteration.
 
-Items are of 17 observed numbers and 6 actions, those of HalfCheetah.
+Items have HalfCheetah's sizes: 17 observed numbers and 6 actions.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tfrl  # noqa: F401  before TensorFlow, whose start-up messages it keeps off the screen
+import tfrl  # noqa: F401  before TensorFlow, to silence its start-up messages
 from benchmarks import measure
 
 OBS, ACTION = 17, 6
@@ -108,7 +108,7 @@ def timed(fn: Callable[[Any], Any], compile: str, calls: int) -> list[float]:
 
 
 def main() -> None:
-    """Prints one JSON line a measurement."""
+    """Prints one JSON line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capacity", type=int, default=1_000_000)
     parser.add_argument("--batch_size", type=int, default=256)

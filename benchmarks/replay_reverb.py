@@ -1,11 +1,11 @@
-"""Replay on a Reverb server of another process: our writer and dataset beside bare Reverb's.
+"""Replay on a Reverb server in another process: tfrl's writer and dataset against bare Reverb's.
 
   python -m benchmarks.replay_reverb
   python -m benchmarks.replay_reverb --cases=1_step,3_step --rounds=5
 
-Two JSON lines a case: items per second written and sampled, alternating, and bytes per frame of
-checkpoints of the same frames. Bare Reverb writes with a `TrajectoryWriter` what our writer does:
-items of n steps, or sequences, of one environment; it samples with a `TrajectoryDataset`.
+Two JSON lines per case: items per second written and sampled, alternating, and bytes per frame of
+checkpoints of the same frames. Bare Reverb writes the same items with a `TrajectoryWriter`: items
+of n steps, or sequences, of one environment; it samples with a `TrajectoryDataset`.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import tfrl  # noqa: F401  (before tensorflow)
 from benchmarks import measure
 
 CHUNK = 16  # steps of an `add`
-FLUSH_EVERY = 20  # above 50 pending items Reverb complains
+FLUSH_EVERY = 20  # Reverb warns above 50 pending items
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is stored: observations of a shape, as items of n steps or as sequences of L."""
+    """Stored data: observations of a shape, as items of n steps or as sequences of L."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def frames(self) -> int:
-        """Observations that an item is made of, or lies across."""
+        """The number of observations that an item spans."""
         return (self.length or self.n_step) + 1
 
 
@@ -56,7 +56,7 @@ CASES = {
 
 
 def replay(case: Case, address: str | None = None) -> Any:
-    """Returns our maker of a case."""
+    """Returns tfrl's factory for a case."""
     import tensorflow as tf
 
     from tfrl.replay import ReverbReplay
@@ -75,7 +75,7 @@ def replay(case: Case, address: str | None = None) -> Any:
 
 
 def bare_table(case: Case) -> Any:
-    """Returns a table for what `write_bare` writes."""
+    """Returns a table for the items of `write_bare`."""
     import reverb
     import tensorflow as tf
 
@@ -103,7 +103,7 @@ def bare_table(case: Case) -> Any:
 
 
 def serve(case: Case, pipe: Any) -> None:
-    """Serves the tables of a case until told to stop; runs in a process of its own."""
+    """Serves the tables of a case until a stop signal; runs in its own process."""
     import reverb
 
     folder = pathlib.Path(tempfile.mkdtemp())
@@ -117,7 +117,7 @@ def serve(case: Case, pipe: Any) -> None:
 
 
 def experience(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns observations [N + 1, ...] that compress as a game's frames do, actions, rewards."""
+    """Returns observations [N + 1, ...] that compress like a game's frames, actions, rewards."""
     rng, count = np.random.default_rng(0), case.steps
     if len(case.shape) == 1:
         obs = rng.random((count + 1, *case.shape)).astype(case.dtype)
@@ -148,7 +148,7 @@ def write_bare(client: Any, case: Case) -> Callable[[], float]:
                 elif i < n:
                     continue
                 else:
-                    span = slice(-n - 1, -1) if n > 1 else -2  # of one step scalars, as ours are
+                    span = slice(-n - 1, -1) if n > 1 else -2  # scalars for one step, as in tfrl
                     item = {name: past[name][span] for name in ("reward", "discount")}
                     item["action"] = past["action"][-n - 1]
                     item |= {"obs": past["obs"][-n - 1], "next_obs": past["obs"][-1]}
@@ -166,7 +166,7 @@ def write_ours(buffer: Any, case: Case, chunk: int) -> Callable[[], float]:
     """Returns a function that writes and tells items per second.
 
     Args:
-      buffer: Our buffer.
+      buffer: tfrl's buffer.
       case: The case.
       chunk: Steps of an `add`.
     """
@@ -193,7 +193,7 @@ def write_ours(buffer: Any, case: Case, chunk: int) -> Callable[[], float]:
 
 
 def read(dataset: Any, batch: int, seconds: float) -> Callable[[], float]:
-    """Returns a function that reads batches of a dataset and tells items per second."""
+    """Returns a function that reads batches of a dataset and returns items per second."""
 
     def run() -> float:
         batches = iter(dataset)
@@ -208,9 +208,9 @@ def read(dataset: Any, batch: int, seconds: float) -> Callable[[], float]:
 
 
 def bytes_per_frame(case: Case) -> dict[str, float]:
-    """Returns the size of a checkpoint of each table alone, over the frames of its items.
+    """Returns the size of a checkpoint of each table, divided by the frames of its items.
 
-    Frames behind the last item are in no checkpoint, and the two writers end a few steps apart.
+    Checkpoints exclude frames after the last item, and the two writers end a few steps apart.
     """
     import reverb
 
@@ -266,7 +266,7 @@ def run_case(name: str, rounds: int, seconds: float) -> None:
             "ours": read(buffer.dataset(case.batch), case.batch, seconds),
         }
         sampled = measure.medians(measure.alternate(readers, rounds))
-        # Reverb chooses the lengths of chunks as it goes: sizes differ from run to run.
+        # Reverb adapts chunk lengths at runtime, so sizes differ between runs.
         sizes = {}
         if len(case.shape) > 1:
             found = [bytes_per_frame(case) for _ in range(max(rounds, 5))]

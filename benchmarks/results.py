@@ -1,16 +1,15 @@
-"""Learning results: trains the shipped gin files with several seeds, and renders docs/results.md.
+"""Learning results: trains the shipped gin files with several seeds and renders docs/results.md.
 
   python -m benchmarks.results --seeds=5 --only=ppo/tf_acrobot.gin,a2c/tf_cartpole.gin
   python -m benchmarks.results --seeds=0 --write_docs
   python -m benchmarks.results --gin_files=mine.gin --bindings='PPO.clip = 0.3' --seeds=3
 
-Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. A run
-that is done is not repeated, an interrupted one goes on where it stopped: start the same command
-again. Every finished run leaves one JSON record, `<records>/<claim>/seed_<seed>.json`, and the
-table and the curves are made of these records only; those of the page are kept beside it, in
-`docs/results`. A record of another configuration than the gin file's present one does not count.
---gin_files runs others than the claims' files, with their records, `results.md` and pictures in
---root_dir. Ends with one JSON line a claim.
+Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. The
+same command skips finished runs and resumes an interrupted one. Each finished run writes one JSON
+record, `<records>/<claim>/seed_<seed>.json`; the table and the curves use only these records. The
+page's records are in `docs/results`. Records with another configuration than the current gin file
+do not count. --gin_files runs other files than the claims', with records, `results.md` and figures
+in --root_dir. Ends with one JSON line per claim.
 """
 
 import argparse
@@ -33,9 +32,9 @@ from benchmarks.claims import CLAIMS, Claim
 PAGE = measure.ROOT / "docs" / "results.md"
 RECORDS = measure.ROOT / "docs" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-FILES = ("summary", "metadata")  # of a run's folder
+FILES = ("summary", "metadata")  # in the run folder
 _REACHED = {True: "yes", False: "no", None: ""}
-_stopped = threading.Event()  # by SIGTERM
+_stopped = threading.Event()  # set by SIGTERM
 
 
 def config_digest(claim: Claim) -> str:
@@ -47,7 +46,7 @@ def config_digest(claim: Claim) -> str:
 
 
 def arguments(claim: Claim, seed: int | str) -> list[str]:
-    """Returns the flags of `bin/train.py` that say what is run, for one seed."""
+    """Returns the flags of `bin/train.py` for one seed of a claim."""
     bindings = [f"--gin_bindings={b}" for b in claim.bindings]
     return [f"--gin_file={claim.gin_file}", *bindings, f"--seed={seed}"]
 
@@ -59,12 +58,12 @@ def train_command(claim: Claim, seed: int, folder: pathlib.Path) -> list[str]:
 
 
 def record_path(root: pathlib.Path, claim: Claim, seed: int) -> pathlib.Path:
-    """Returns where the record of a run is."""
+    """Returns the path of a run's record."""
     return root / claim.folder / f"seed_{seed}.json"
 
 
 def read_record(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any] | None:
-    """Returns the record of a run; None where there is none of the claim's configuration."""
+    """Returns the record of a run; None if none has the claim's configuration."""
     path = record_path(root, claim, seed)
     if not path.exists():
         return None
@@ -82,13 +81,13 @@ def read_records(root: pathlib.Path, claim: Claim) -> dict[int, dict[str, Any]]:
 def run(
     root: pathlib.Path, claim: Claim, seed: int, runs: pathlib.Path | None = None
 ) -> dict[str, Any]:
-    """Trains one seed unless its record is there; returns the record.
+    """Trains one seed unless its record exists; returns the record.
 
     Args:
       root: The folder of the records.
       claim: What to train.
       seed: The seed.
-      runs: The folder of the runs; that of the records if None.
+      runs: The folder of the runs; None for the folder of the records.
     """
     record = read_record(root, claim, seed)
     if record is not None:
@@ -109,7 +108,7 @@ def run(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     text = json.dumps(record, indent=2)
-    text = re.sub(r"\[\s+([^\s,]+),\s+([^\s,]+)\s+\]", r"[\1, \2]", text)  # a point a line
+    text = re.sub(r"\[\s+([^\s,]+),\s+([^\s,]+)\s+\]", r"[\1, \2]", text)  # one point per line
     partial.write_text(text + "\n")
     partial.replace(path)
     return record
@@ -123,22 +122,22 @@ def read_curve(folder: pathlib.Path) -> list[list[float]]:
 
 
 def _call(command: Sequence[str], log: pathlib.Path) -> int:
-    """Runs a command with its output in a file; whatever ends this process ends the command."""
+    """Runs a command with its output in a file; the end of this process ends the command."""
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            # An exception of the handler could come before this block; a flag is not missed.
+            # An exception in the handler could come before this block; a flag cannot be missed.
             while not _stopped.is_set():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=0.2)
             sys.exit(143)
         except BaseException:
-            process.terminate()  # it saves, and goes on from there at its next start
+            process.terminate()  # the command saves a checkpoint and resumes at its next start
             process.wait()
             raise
 
 
 def figures(claim: Claim, records: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Sums up the runs of a claim, at least one."""
+    """Summarises the runs of a claim, at least one."""
     from tfrl.evaluation import bootstrap_interval
 
     returns = [r["eval_return_mean"] for r in records.values()]
@@ -171,7 +170,7 @@ def _target(claim: Claim) -> str:
 
 
 def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
-    """Renders the records below `root` as Markdown: the table, what is missing, the commands."""
+    """Renders the records below `root` as Markdown: the table, the missing runs, the commands."""
     found = {claim: read_records(root, claim) for claim in claims}
     done = {claim: figures(claim, records) for claim, records in found.items() if records}
     lines = [
@@ -199,7 +198,7 @@ def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
 
 
 def write_page(page: pathlib.Path, text: str) -> None:
-    """Replaces what stands between the two marks of a page."""
+    """Replaces the text between two markers of a page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
@@ -208,7 +207,7 @@ def write_page(page: pathlib.Path, text: str) -> None:
 
 
 def choose(only: str) -> tuple[Claim, ...]:
-    """Returns the claims of gin files named with commas between, all where the text is empty."""
+    """Returns the claims of comma-separated gin files; all for an empty text."""
     names = [name for name in only.split(",") if name]
     unknown = set(names) - {c.gin_file for c in CLAIMS}
     if unknown:
@@ -220,13 +219,13 @@ def choose(only: str) -> tuple[Claim, ...]:
 def of_files(
     gin_files: Sequence[str], bindings: Sequence[str] = (), variant: str = "", seeds: int = 5
 ) -> tuple[Claim, ...]:
-    """Returns claims without a target of any gin files.
+    """Returns claims without a target for any gin files.
 
     Args:
       gin_files: As `bin/train.py` takes them.
-      bindings: Gin bindings of all of them.
-      variant: Names the bindings; by default they name themselves.
-      seeds: How many the figure should have.
+      bindings: Gin bindings of all files.
+      variant: Name of the bindings; by default their text.
+      seeds: The number of seeds of the figure.
     """
     name = variant or ", ".join(bindings)
     return tuple(
@@ -235,19 +234,19 @@ def of_files(
 
 
 def write_report(root: pathlib.Path, claims: Sequence[Claim]) -> pathlib.Path:
-    """Writes `results.md` with table and pictures of some claims beside their records."""
+    """Writes `results.md` with table and figures of some claims to their records' folder."""
     page = root / "results.md"
     page.write_text(f"# Results\n\n{shown(root, claims)}\n\n{table(root, claims)}\n")
     return page
 
 
 def shown(root: pathlib.Path, claims: Sequence[Claim], folder: str = "") -> str:
-    """Draws the pictures and returns the Markdown that shows them, light or dark as the page is."""
+    """Draws the figures and returns their Markdown, for light and dark pages."""
     records = {claim: read_records(root, claim) for claim in claims}
     if not curves.draw(records, root):
         return "No runs yet."
     alt = "Returns by env steps, a panel a task"
-    # The ending tells GitHub and the site which of the two to show.
+    # The suffix tells GitHub and the site which of the two to show.
     lines = [
         f"![{alt}]({folder}curves_{theme}.svg#gh-{theme}-mode-only)" for theme in ("light", "dark")
     ]
@@ -257,7 +256,7 @@ def shown(root: pathlib.Path, claims: Sequence[Claim], folder: str = "") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs and renders as the command line says."""
+    """Parses the command line, runs and renders."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

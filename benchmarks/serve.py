@@ -1,9 +1,9 @@
-"""Load on `tfrl-serve`: requests per second and latencies, beside the SavedModel in a loop.
+"""Load on `tfrl-serve`: requests per second and latencies, against the SavedModel in a loop.
 
   python -m benchmarks.serve --clients=1,8,32 --seconds=5
 
-Trains PPO on CartPole for one iteration, serves its checkpoint, and lets clients of another process
-ask for one action after the other over connections that stay open. Ends with a JSON line for the
+Trains PPO on CartPole for one iteration and serves its checkpoint. Clients in another process
+request one action after the other over persistent connections. Ends with a JSON line for the
 SavedModel's signature in a loop, and one for each number of clients.
 """
 
@@ -35,7 +35,7 @@ def figures(seconds: Sequence[float], elapsed: float) -> dict[str, float]:
 
 
 def in_a_loop(call: Callable[[], object], seconds: float) -> dict[str, float]:
-    """Calls a function for some seconds, after a hundred calls that warm it up."""
+    """Calls a function for some seconds, after a hundred warm-up calls."""
     for _ in range(100):
         call()
     taken, start = [], time.perf_counter()
@@ -62,7 +62,7 @@ async def _client(port: int, body: bytes, until: float, taken: list[float]) -> N
 
 
 def ask(port: int, clients: int, rows: int, seconds: float) -> dict[str, float]:
-    """Lets clients ask for some seconds; returns the figures."""
+    """Runs clients for some seconds; returns the figures."""
 
     async def run(duration: float) -> list[float]:
         taken: list[float] = []
@@ -79,7 +79,7 @@ def ask(port: int, clients: int, rows: int, seconds: float) -> dict[str, float]:
 
 @contextlib.contextmanager
 def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
-    """Serves a run folder in a process of its own; yields the port."""
+    """Serves a run folder in its own process; yields the port."""
     command = [sys.executable, "-m", "tfrl", "serve", f"--root_dir={folder}", "--http_port=0"]
     with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -93,7 +93,7 @@ def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--clients", default="1,8,32", help="numbers of them, with commas between")
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch) / "run"
         _train(folder)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:  # without a server beside it
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # without a running server
             found = pool.apply(saved_model_in_a_loop, (folder / "policy", args.rows, args.seconds))
         measure.emit(benchmark="serve", what="SavedModel in a loop", rows=args.rows, **found)
         with served(folder, [f"--batch_timeout_ms={args.batch_timeout_ms}"]) as port:

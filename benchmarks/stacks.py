@@ -3,9 +3,9 @@
     make venv venv-current
     python -m benchmarks.stacks --rounds=3
 
-Each run is `bin/train.py` in a process of its own, once with each environment's Python, round by
-round. One JSON line a task: medians of env steps/s in training (compilation apart) and of seconds
-until the first row of metrics, on each stack, and the current one's share of 2.15's.
+Each run is a process of `bin/train.py`, once with each environment's Python, round by round. One
+JSON line per task: medians of env steps/s in training (without compilation) and of seconds until
+the first row of metrics, on each stack, and the ratio of the current stack to 2.15.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def train(python: pathlib.Path, task: str) -> dict[str, float]:
 
 
 def import_seconds(python: pathlib.Path) -> float:
-    """Returns the seconds of a process that imports what a training imports."""
+    """Returns the seconds of a process with the imports of a training."""
     start = time.perf_counter()
     subprocess.run(
         [str(python), "-c", "import tfrl.workflows"], cwd=ROOT, check=True, capture_output=True
@@ -82,13 +82,13 @@ def import_seconds(python: pathlib.Path) -> float:
 
 
 def compared(figures: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns medians, and the share of the current stack."""
+    """Returns medians, and the ratio of the current stack to 2.15."""
     found: dict[str, Any] = {name: statistics.median(values) for name, values in figures.items()}
     return {**found, "current_share": found["current"] / found["tensorflow_2.15"]}
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join([*TASKS, "imports"]))

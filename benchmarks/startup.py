@@ -2,8 +2,7 @@
 
   python -m benchmarks.startup
 
-Starts `bin/train.py` several times with its default configuration, start to finish; ends with
-one JSON line.
+Runs `bin/train.py` several times to its end with its default configuration; prints one JSON line.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from benchmarks import measure
 
 
 def first_row_seconds(folder: pathlib.Path) -> tuple[float, float]:
-    """Runs the command; returns seconds to the first metrics row, and of the whole."""
+    """Runs the command; returns seconds to the first metrics row, and to the end."""
     command = [sys.executable, str(measure.ROOT / "bin" / "train.py"), f"--root_dir={folder}"]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -35,7 +34,7 @@ def first_row_seconds(folder: pathlib.Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

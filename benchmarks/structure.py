@@ -1,10 +1,10 @@
-"""Counts of the code: its size, the walk of one PPO iteration, the longest pieces, the checks.
+"""Counts of the code: its size, the calls of one PPO iteration, the longest functions, the checks.
 
     python -m benchmarks.structure
 
-One JSON line each. Code lines are lines that hold a token of code: no comments, no docstrings. The
-walk lists what Python runs from the training loop to the end of one PPO iteration, traced and run,
-in the packages between the loop and the loss; environments, networks and formulas are leaves.
+One JSON line each. Code lines have a token of code: no comments, no docstrings. The walk lists the
+Python functions from the training loop to the end of one PPO iteration, traced and run, in the
+packages between the loop and the loss; environments, networks and formulas are leaves.
 """
 
 import ast
@@ -21,7 +21,7 @@ from absl import app
 from benchmarks.measure import ROOT, emit
 
 PACKAGE = ROOT / "tfrl"
-# Where formulas, networks and environments are: what is called there is a leaf of the walk.
+# Packages of formulas, networks and environments: calls into them are leaves of the walk.
 LEAVES = (
     "checks.py",
     "distributions",
@@ -73,7 +73,7 @@ def _length(node: Any) -> int:
 
 
 def _check_lines(path: pathlib.Path) -> int:
-    """Lines of `raise` statements, and of functions that are named as checks."""
+    """Lines of `raise` statements, and of functions with names of checks."""
     lines: set[int] = set()
     for node in ast.walk(_tree(path)):
         checks = isinstance(node, ast.FunctionDef) and node.name.lstrip("_").startswith("check")

@@ -1,11 +1,11 @@
-"""TD3's updates per second, one environment step each, beside a hand-written loop and peers.
+"""TD3's updates per second, one env step each, against a hand-written loop and peers.
 
   python -m benchmarks.td3                                             # on the device
   python -m benchmarks.td3 --where=device,host --peers=sb3,sbx
 
-Batches of 256, networks of 2x256, twin critics, an actor that moves in every second step, Pendulum.
+Batches of 256, networks of 2x256, twin critics, an actor update in every second step, Pendulum.
 One JSON line for each place of tfrl: `device` (`tf:Pendulum-v1`) and `host` (Gymnasium's, with the
-replay buffer in the graph); the peers play Gymnasium's. `make .venv-peers/.installed` installs
+replay buffer in the graph); the peers use Gymnasium's. `make .venv-peers/.installed` installs
 them.
 """
 
@@ -17,7 +17,7 @@ TASK = off_policy.pendulum_task("td3")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     off_policy.run(TASK, __doc__, ("device", "host"), argv)
 
 

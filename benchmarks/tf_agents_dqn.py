@@ -1,12 +1,12 @@
-"""TF-Agents' DQN in this library's loop, beside the loop of TF-Agents' tutorial.
+"""TF-Agents' DQN in tfrl's loop, against the loop of TF-Agents' tutorial.
 
   python -m benchmarks.tf_agents_dqn
   python -m benchmarks.tf_agents_dqn --where=host,reverb --compile=xla
 
-The same DqnAgent (2x64, batches of 64, v1 Adam here, Keras' legacy one there as in the tutorial)
-takes one environment step and one update an iteration on Gymnasium's CartPole, in both loops by
-turns. One JSON line for each place of the replay buffer: `host` (in the graph) and `reverb`
-(Reverb in this process, which the tutorial uses too). The ratio is `ratio_to_tf_agents`.
+The same DqnAgent (2x64, batches of 64, v1 Adam in tfrl, Keras' legacy Adam in the tutorial's loop)
+makes one env step and one update per iteration on Gymnasium's CartPole; the two loops alternate.
+One JSON line for each place of the replay buffer: `host` (in the graph) and `reverb` (Reverb in
+this process, which the tutorial uses too). The ratio is `ratio_to_tf_agents`.
 """
 
 import sys
@@ -17,7 +17,7 @@ from benchmarks import off_policy
 
 
 def make_agent(**specs: Any) -> Any:
-    """Returns the tutorial's agent as one of this library."""
+    """Returns the tutorial's agent as a tfrl agent."""
     from tfrl.compat.tf_agents import from_tf_agent
 
     return from_tf_agent(_make, **specs)
@@ -60,7 +60,7 @@ TASK = off_policy.Task(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures as the command line says."""
+    """Parses the command line and measures."""
     given = list(sys.argv[1:] if argv is None else argv)
     usual = ["--where=host", "--peers=tf_agents"]
     off_policy.run(TASK, __doc__, ("host", "reverb"), usual + given)

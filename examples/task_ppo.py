@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1 as an `RLTask`: an environment, a model, how it acts, and a loss.
+"""PPO on CartPole-v1 as an `RLTask`: an environment, a model, its actions, and a loss.
 
     python examples/task_ppo.py --seed=0
     python bin/train.py --gin_file=examples/task_ppo.gin --root_dir=runs/task_ppo
@@ -23,9 +23,10 @@ CLIP, VALUE_COST, ENTROPY_COST = 0.2, 0.5, 0.005
 
 @gin.configurable(module="examples")
 class PPOTask(RLTask):
-    """Clips of one sample each; advantages are made while trajectories are whole."""
+    """PPO on clips of one sample; advantages are computed from whole trajectories."""
 
-    # Not a method of this module, which imports TensorFlow: see `RLTask.get_environment`.
+    # Not a method of this module, because the module imports TensorFlow: see
+    # `RLTask.get_environment`.
     get_environment = staticmethod(
         functools.partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
     )
@@ -43,11 +44,11 @@ class PPOTask(RLTask):
         return tf.keras.Model(obs, [network(2, 0.01), network(1, 1.0)])
 
     def get_optimizer(self):
-        """Adam, with the gradient clipped by its norm."""
+        """Adam with a global-norm gradient clip."""
         return tf.keras.optimizers.Adam(1e-3, epsilon=1e-5, global_clipnorm=0.5)
 
     def get_actions(self, model, states, optimal):
-        """The likeliest actions, or sampled ones; with what the loss needs of the old policy."""
+        """Greedy or sampled actions, with the old policy's values for the loss."""
         logits, values = _call(model, states)
         log_probs = tf.nn.log_softmax(logits)
         actions = tf.argmax(logits, -1) if optimal else tf.random.categorical(logits, 1)[:, 0]
@@ -55,10 +56,10 @@ class PPOTask(RLTask):
         return actions, {"log_prob": log_prob, "value": values[:, 0]}
 
     def postprocess_trajectory(self, model, trajectory):
-        """Adds advantages (GAE, https://arxiv.org/abs/1506.02438) and the targets of the value."""
+        """Adds advantages (GAE, https://arxiv.org/abs/1506.02438) and value targets."""
         last_value = _call(model, trajectory.last_obs[None])[1].numpy()[0, 0]
         values = np.append(trajectory.extras["value"], last_value)
-        # A termination is worth 0; at a cut, the value of the last observation goes on.
+        # After a termination the value is 0; a cut bootstraps from the last observation.
         next_values = np.where(trajectory.termination, 0.0, values[1:])
         deltas = trajectory.reward + DISCOUNT * next_values - values[:-1]
         advantages, running = np.zeros_like(deltas), 0.0
@@ -69,7 +70,7 @@ class PPOTask(RLTask):
         return trajectory.replace(extras={**trajectory.extras, **extras})
 
     def compute_loss(self, model, batch, state, output):
-        """The clipped objective, the value's error, and the entropy."""
+        """The clipped objective, the value loss and the entropy bonus."""
         logits, values = output  # [B, 1, 2], [B, 1, 1]
         old = batch.extras
         log_probs = tf.nn.log_softmax(logits)
@@ -97,12 +98,12 @@ def _compiled(model):
 
 
 def _call(model, states):
-    """The model, compiled: a call of the Keras model itself takes milliseconds."""
+    """The compiled model, because a call of the Keras model takes milliseconds."""
     return _compiled(model)(tf.convert_to_tensor(states))
 
 
 def config(**changes):
-    """The numbers of the example; CartPole is quicker than a message to another process."""
+    """The settings of the example; a CartPole step is faster than a message to another process."""
     numbers = {
         "num_env_workers": 8,
         "force_sync": True,

@@ -2,9 +2,9 @@
 
     python examples/tf_agents_learner_sac.py --seed=0 --env_steps=20000
 
-Everything but the agent and the environment is TF-Agents' own code: `DynamicStepDriver` collects,
+All code except the agent and the environment is TF-Agents': `DynamicStepDriver` collects,
 `TFUniformReplayBuffer` stores, `Learner` trains, writes checkpoints and saves policies, and
-`DynamicEpisodeDriver` evaluates. The settings are those of gin_configs/sac/tf_pendulum.gin.
+`DynamicEpisodeDriver` evaluates. The settings are from gin_configs/sac/tf_pendulum.gin.
 """
 
 import os
@@ -103,7 +103,7 @@ def main(argv):
 
 
 class _Evaluation:
-    """The mean return of greedy episodes, by TF-Agents' driver and metric."""
+    """The mean return of greedy episodes, from TF-Agents' driver and metric."""
 
     def __init__(self, policy):
         n = _EVAL_EPISODES.value

@@ -1,4 +1,4 @@
-"""Set-up that all tests share: quiet logs, fair threads, a clean gin after each test."""
+"""Shared set-up of all tests: quiet logs, divided threads, a clean gin after each test."""
 
 import collections
 import ctypes
@@ -24,18 +24,18 @@ def _limit_threads():
 
 
 _limit_threads()
-# Processes that tests start import this checkout too, from whatever folder they run in.
+# Child processes of tests also import this checkout, from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# XLA's own optimizations stay; LLVM's take longer than the small programs of tests run.
+# Keep XLA's optimizations; disable LLVM's, which take longer than the tests' small programs run.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
-# Tests of what an environment may not have: the extra that brings it, and folders and files.
+# Optional packages: the extra that installs them, and the folders and files of their tests.
 _OF_2_15 = " on Python 3.10 or 3.11"
 _NEEDS = {
     "reverb": (
@@ -57,7 +57,7 @@ _NEEDS = {
 
 
 def _missing(module):
-    """Says how to install a package, where it is missing."""
+    """Returns how to install a missing package; None if it is installed."""
     if importlib.util.find_spec(module) is not None:
         return None
     return f"needs {module}: pip install {_NEEDS[module][0]}"
@@ -65,7 +65,7 @@ def _missing(module):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path, parent):
-    """Skips the files of what is not installed, by name, before they are imported."""
+    """Skips test files of missing packages, by name, before their import."""
     path = str(module_path.relative_to(ROOT / "tests"))
     for module, (_, *paths) in _NEEDS.items():
         if path.startswith(tuple(paths)) and (reason := _missing(module)):
@@ -84,7 +84,7 @@ class _SkippedModule(pytest.Module):
 
 
 def pytest_runtest_setup(item):
-    """Skips single tests, `@pytest.mark.needs("reverb")`."""
+    """Skips single tests with `@pytest.mark.needs("reverb")`."""
     for mark in item.iter_markers("needs"):
         for module in mark.args:
             if reason := _missing(module):
@@ -92,13 +92,13 @@ def pytest_runtest_setup(item):
 
 
 def pytest_configure(config):
-    """Splits the CPU into four devices: it must happen before any test's module computes."""
+    """Splits the CPU into four devices, before any test module computes."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         return  # pytest-xdist's controller runs no test
     import tensorflow as tf
 
     note_places(False)
-    # As the binaries do: TensorFlow's hints, about retracing say, are not for whoever runs tests.
+    # As in the binaries: hide TensorFlow's hints, for example about retracing.
     tf.get_logger().setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * 4
@@ -106,16 +106,19 @@ def pytest_configure(config):
 
 
 def note_places(notes):
-    """Sets whether operations of graphs keep Python's stack, a twelfth of the tests' time."""
+    """Sets whether graph operations record the Python stack, 1/12 of the test time."""
     from tensorflow.python.framework import ops
 
-    if ops._create_c_op.__defaults__ in ((None, True), (None, False)):  # of op_def, and of this
+    if ops._create_c_op.__defaults__ in (
+        (None, True),
+        (None, False),
+    ):  # of op_def and this argument
         ops._create_c_op.__defaults__ = (None, notes)
 
 
 @pytest.fixture
 def places():
-    """Lets operations know where they stand in Python, for what tells users so."""
+    """Records the Python stack of operations, for tests of messages that show it."""
     note_places(True)
     yield
     note_places(False)
@@ -123,11 +126,11 @@ def places():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what `variants` leaves to the slow tests."""
+    """Marks the cases that `variants` excludes from the fast tests as slow."""
     cases = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("variants"):
-            # absl's parameterized makes a method of each case: test_name0, test_name1, ...
+            # absl's parameterized creates a method per case: test_name0, test_name1, ...
             cases[re.sub(r"\d+$", "", item.nodeid.partition("[")[0])].append(item)
     for found in cases.values():
         fast = spread(len(found), found[0].get_closest_marker("variants").args[0])
@@ -137,12 +140,12 @@ def pytest_collection_modifyitems(items):
 
 
 def spread(cases, n):
-    """Returns n places of so many cases, evenly spaced from the first on."""
+    """Returns n indices of a number of cases, evenly spaced from the first on."""
     return {i * cases // n for i in range(n)}
 
 
 def pytest_collection_finish():
-    """Leaves the imported modules out of garbage collection: it would look at them every time."""
+    """Excludes imported modules from garbage collection, which would scan them every time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
@@ -150,9 +153,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _clean_gin():
-    """Clears gin's bindings after each test, in the tests that use gin at all.
+    """Clears gin's bindings after each test that uses gin.
 
-    Nor does a test leave a run folder's names distrusted: the next would import nothing by name.
+    Also checks that a run folder's names are trusted again; else the next test could not import.
     """
     yield
     loading = sys.modules.get("tfrl.loading")
@@ -164,9 +167,9 @@ def _clean_gin():
 
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory():
-    """Frees the graphs of a file's tests: 30 MB for a workflow.
+    """Frees the graphs of a file's tests: 30 MB per workflow.
 
-    They are kept for equal logic, and hang in cycles, which Python alone finds late.
+    Traces keep them for equal logic, in reference cycles that Python collects late.
     """
     yield
     if traces := sys.modules.get("tfrl.traces"):

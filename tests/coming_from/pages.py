@@ -32,7 +32,7 @@ class Rows:
 
 
 def table(source, items):
-    """Returns a list of (name there, what it is here, what differs and why) as a Markdown table."""
+    """Returns a list of (their name, tfrl's name, difference and reason) as a Markdown table."""
     lines = [f"| {source} | tfrl | what differs |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in items)])
 

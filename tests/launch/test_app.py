@@ -95,7 +95,7 @@ def test_help(call, flag):
         assert f"  --{name}=<" in result.stdout
     assert "  --if_exists=<resume|fail|new>\n" in result.stdout
     assert "  --[no]deterministic_ops\n" in result.stdout
-    assert "later than the files; may be repeated.\n" in result.stdout
+    assert "overrides the files; may be repeated.\n" in result.stdout
     assert ("pdb" in result.stdout) == (flag == "--helpfull")
     assert (
         "--mode=<ok|user|gin|interrupt|exit|bug|none>\n      Mode. Default: ok.\n" in result.stdout

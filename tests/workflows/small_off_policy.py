@@ -1,4 +1,4 @@
-"""Small off-policy workflows, and what is compared of their runs."""
+"""Small off-policy workflows, and the compared values of their runs."""
 
 import functools
 
@@ -46,7 +46,7 @@ def learner_state(flow, state):
 
 
 def run(flow, seed, env_steps):
-    """A run until so many env steps, and all its rows."""
+    """A run until a number of env steps, and all its rows."""
     state, rows = flow.setup(seed), []
     while flow.env_steps(state) < env_steps:
         done = flow.advance(state, 1000, env_steps)

@@ -1,4 +1,4 @@
-"""What a device does in a run is one XLA program of static shapes, as a TPU asks for."""
+"""The device part of a run is one XLA program of static shapes, as a TPU requires."""
 
 import functools
 
@@ -66,7 +66,7 @@ def workflow(name):
 def test_an_iteration_of_a_workflow_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
-    # Clocks stand in a graph loop and not in a program.
+    # A graph loop has clocks; an XLA program has none.
     flow.compile_choices(state)
     flow.runner(state).modes["loop"] = "xla"
     fn, args = flow.replica_function(state)

@@ -1,4 +1,4 @@
-"""The page docs/custom_workflow.md: its snippets, its gin file, and what it says of states."""
+"""The page docs/custom_workflow.md: its snippets, its gin file, and its claims about states."""
 
 import functools
 import re
@@ -63,7 +63,7 @@ def test_a_run_goes_on_to_the_bit(open_es, tmp_path):
     restored = again.restore(tmp_path)
     _assert_same(restored, state)
     _assert_same(again.advance(restored, 2).state, workflow.advance(state, 2).state)
-    # As many iterations by one call as by several; nothing is consumed.
+    # One call or several give the same iterations; no state is consumed.
     _assert_same(workflow.advance(workflow.setup(1), 5).state, workflow.advance(state, 2).state)
     one, after = workflow.evaluate(state)
     two, _ = workflow.evaluate(after)

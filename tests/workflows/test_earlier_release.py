@@ -1,11 +1,11 @@
-"""Checkpoints that the release before wrote are restored, by this one and by all that follow.
+"""This release and all later ones restore checkpoints of the previous release.
 
-The folders in data/ were written, once, from the top of the repository by
+This command, run once at the top of the repository, wrote the folders in data/:
 
     python -m tests.workflows.test_earlier_release tests/workflows/data/v0
 
-They stay as they are. Each holds a checkpoint after some iterations, and in `after.npz` the
-parameters of the policy there and two iterations later.
+Do not change them. Each has a checkpoint after some iterations, and in `after.npz` the policy
+parameters at the checkpoint and two iterations later.
 """
 
 import functools
@@ -88,7 +88,7 @@ def params_of(workflow, state, name):
 
 
 def go_on(workflow, state):
-    """The parameters of a state, and those two iterations later."""
+    """The parameters of a state, and the parameters two iterations later."""
     found = params_of(workflow, state, "restored")
     for _ in range(2):
         _, state = workflow.step(state)
@@ -118,8 +118,8 @@ def test_it_is_restored_and_goes_on(name):
         for path in kept.files:
             if path.startswith("restored/"):
                 np.testing.assert_array_equal(found[path], kept[path], err_msg=path)
-            elif name != "ppo_host":  # new episodes begin there
-                # Another processor may round otherwise.
+            elif name != "ppo_host":  # which starts new episodes
+                # Another processor may round differently.
                 np.testing.assert_allclose(found[path], kept[path], rtol=1e-4, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""ERLWorkflow: what the buffer holds, ratios of updates, CEM-RL, hosts, resumed runs, wrong use."""
+"""ERLWorkflow: buffer content, update ratios, CEM-RL, host environments, resumed runs, errors."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ TRACED = []
 
 @struct.logic_dataclass
 class TracedAgent(tfrl.TD3):
-    """Notes each call of what is traced."""
+    """Records each Python call of a traced function."""
 
     def actor_loss(self, *args, **kwargs):
         TRACED.append("actor")
@@ -127,7 +127,7 @@ def test_learner_steps_follow_the_env_steps_of_all(ratio, start):
     rows, state = after(workflow, 3)
     taken = 0
     for i, row in enumerate(rows):
-        env_steps = 50 * (i + 1)  # of four members and the agent
+        env_steps = 50 * (i + 1)  # four members and the agent
         due = int(np.floor(ratio * env_steps + 1e-9) - np.floor(ratio * start + 1e-9))
         assert (row["env_steps"], row["learner_steps"]) == (env_steps, due)
         assert row["updates"] == due - taken == row["gradient_steps"]
@@ -160,7 +160,7 @@ def test_half_of_the_offspring_are_trained(options):
     for before, now in zip(*map(tf.nest.flatten, (population, trained)), strict=True):
         assert np.all([np.any(now[i] != before[i]) for i in range(2)])
         np.testing.assert_array_equal(now[2:], before[2:])
-    # 23 steps, of which learning starts at 20: 3 of the critics in all, and of each actor.
+    # 23 steps, and learning starts at 20: 3 updates of the critics, and 3 of each actor.
     assert (row["updates"], row["critic/gradient_steps"]) == (3, 3)
     assert (row["actor_updates"], row["actor/gradient_steps"]) == (6, 6)
     now = state.agent_state["default_policy"].params["critic"]
@@ -169,7 +169,7 @@ def test_half_of_the_offspring_are_trained(options):
 
 
 def test_a_member_is_trained_as_an_actor_alone():
-    """One member by hand: Adam from the start, ascending the first critic of the moment."""
+    """One member by hand: a fresh Adam that maximises the current first critic."""
     workflow = workflow_of(**CEM_RL)
     _, state = after(workflow, 1)
     population, _ = workflow.optimizer.ask(state.opt_state.search)
@@ -187,7 +187,7 @@ def test_a_member_is_trained_as_an_actor_alone():
         loss, _ = agent.actor_loss({**own.params, "actor": first}, own, batch, key)
     gradients = tape.gradient(loss, tf.nest.flatten(first))
     for x, g, now in zip(*map(tf.nest.flatten, (first, gradients, trained)), strict=True):
-        step = 3e-4 * g / (tf.abs(g) + 1e-8)  # the first of Adam
+        step = 3e-4 * g / (tf.abs(g) + 1e-8)  # Adam's first step
         np.testing.assert_allclose(now[0], x - step, rtol=1e-4, atol=1e-7)
 
 
@@ -261,7 +261,7 @@ def test_statistics_of_observations_are_those_of_all_steps():
 
 @struct.logic_dataclass
 class OneIsBroken(GA):
-    """The second candidate is no number."""
+    """The fitness of the second candidate is NaN."""
 
     def sample(self, search, generation, key):
         population = super().sample(search, generation, key)
@@ -279,7 +279,7 @@ def test_a_member_that_is_no_number_is_lost():
 
 
 class Failing(gymnasium.Wrapper):
-    """Raises at its fifth step, once in a process."""
+    """Raises at its fifth step, once per process."""
 
     steps = 0
 

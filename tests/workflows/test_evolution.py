@@ -1,4 +1,4 @@
-"""EvolutionWorkflow: what members play, replicas, hosts, resumed runs, and what is wrong use."""
+"""EvolutionWorkflow: members' episodes, replicas, host environments, resumed runs, errors."""
 
 import functools
 
@@ -25,7 +25,7 @@ TRACED = []
 
 @struct.logic_dataclass
 class TracedAgent(PolicyAgent):
-    """Notes each call of what is traced."""
+    """Records each Python call of a traced function."""
 
     def evaluate_actions(self, *args, **kwargs):
         TRACED.append("evaluate")
@@ -117,7 +117,7 @@ def test_blocks_of_members_change_no_bit(agent, statistics, monkeypatch):
 
 
 def test_a_split_run_keeps_its_compile_mode(tmp_path):
-    """Members are played by XLA within a loop of the graph; a resumed run does the same."""
+    """XLA evaluates members within a graph loop; a resumed run does the same."""
     workflow = workflow_of(compile="auto", strategy=mirrored(2))
     _, state = after(workflow, 1)
     workflow.save(state, tmp_path)
@@ -176,7 +176,7 @@ def test_statistics_of_observations():
     assert_same(later.agent_state.normalizer, state.agent_state.normalizer)
     running = workflow_of(agent=NORMALIZING, obs_statistics="running")
     metrics, state = after(running, 1)
-    # Every observation that a member acted on, and no other.
+    # Exactly the observations that a member acted on.
     assert float(state.agent_state.normalizer.count) == metrics["env_steps"]
 
 
@@ -217,7 +217,7 @@ def test_a_fitness_that_is_not_finite_is_lost_counted_and_warned_of(capsys):
     assert (metrics["lost_members"], metrics["fitness_mean"]) == (1, 5.0)
     workflow.learn(state, total_env_steps=60, progress=False)
     said = capsys.readouterr().out
-    assert said.count("Warning") == 1  # of two generations
+    assert said.count("Warning") == 1  # one warning for two generations
     assert said.startswith("Warning: members lost at 40 env steps: 1. Their fitness is not")
 
 
@@ -233,7 +233,7 @@ def test_a_fitness_of_the_wrong_shape():
 
 
 class Failing(gymnasium.Wrapper):
-    """Raises at its fifth step, once in a process."""
+    """Raises at its fifth step, once per process."""
 
     steps = 0
 

@@ -1,4 +1,4 @@
-"""Videos in training: when they are recorded, that they change nothing, and how a run goes on."""
+"""Videos in training: their times, no effect on the training, and resumed runs."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def videos(root):
 
 
 def summaries(root):
-    """`{env steps: [encoded image]}` over all event files, as they are on the disk."""
+    """`{env steps: [encoded image]}` over all event files on the disk."""
     found = {}
     for path in sorted((root / "tensorboard").iterdir()):
         for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
@@ -77,7 +77,7 @@ def test_the_first_iteration_at_each_multiple(tmp_path):
 
 
 def check_the_first_iteration_at_each_multiple(tmp_path, env_id):
-    """Iterations of 32 env steps: 100, 200 and 300 are reached at 128, 224 and 320."""
+    """Iterations have 32 env steps, so 128, 224 and 320 are the first after 100, 200 and 300."""
     found = []
     for calls, interval in ((1, 100), (7, 100), (7, None)):
         root = tmp_path / f"{calls}_{interval}"
@@ -96,7 +96,7 @@ def check_the_first_iteration_at_each_multiple(tmp_path, env_id):
         rows = [json.loads(line) for line in (root / "metrics.jsonl").open()]
         timed = [r["env_steps"] for r in rows if "time/video" in r]
         assert timed == [128, 224, 320]
-    # Neither the calls nor the videos change what is learnt.
+    # Neither the number of calls nor the videos change the learning.
     assert found[0] == found[1] == found[2]
 
 
@@ -118,7 +118,7 @@ def test_a_run_goes_on_without_writing_one_twice(tmp_path):
     learn(w, w.setup(0), 160, root, video_interval=64, checkpoint_interval=96)
     assert videos(root) == [64, 128]
     made = (root / "videos" / "step_64.mp4").stat().st_mtime_ns
-    # From the checkpoint of 96 steps, as after a kill: 128 comes again, 64 does not.
+    # From the checkpoint at 96 steps, as after a kill: the run repeats 128, not 64.
     w = workflow(iterations_per_call=1)
     state = w.restore(root / "checkpoints", 96)
     learn(w, state, 256, root, video_interval=64, checkpoint_interval=96)
@@ -136,7 +136,7 @@ def test_a_run_goes_on_without_writing_one_twice(tmp_path):
 def test_later_videos_go_with_the_run_that_they_are_of(tmp_path):
     w = workflow(iterations_per_call=1)
     learn(w, w.setup(0), 128, tmp_path, video_interval=32, checkpoint_interval=64)
-    (tmp_path / "videos" / "step_x.mp4").touch()  # a user's own
+    (tmp_path / "videos" / "step_x.mp4").touch()  # a user's file
     (tmp_path / "videos" / "final.mp4").touch()
     w = workflow(iterations_per_call=1)
     learn(w, w.restore(tmp_path / "checkpoints", 64), 96, tmp_path)
@@ -203,7 +203,7 @@ def test_mistakes(options, message):
     with pytest.raises(UserError) as caught:
         w.learn(state, total_env_steps=64, progress=False, **options)
     assert str(caught.value) == message
-    assert w.env_steps(w.snapshot(state)) == 0  # still the newest: nothing was trained
+    assert w.env_steps(w.snapshot(state)) == 0  # the state is still valid: no training took place
 
 
 def test_what_cannot_be_drawn_is_refused_before_the_training(tmp_path):

@@ -89,7 +89,7 @@ class HostTrainingTest(parameterized.TestCase):
         self.assertIn(choices["rollout"], ("numpy", "graph"))
         self.assertIn(choices["update"], ("xla", "graph"))
         self.assertEqual(choices["loop"], "eager")
-        # A choice takes no step.
+        # Choosing the mode takes no step.
         self.assertEmpty(workflow.env.backend.taken)
 
     @pytest.mark.slow
@@ -124,7 +124,7 @@ class HostTrainingTest(parameterized.TestCase):
         self.assertEqual(sorted(want), sorted(got))
         for path, x in want.items():
             np.testing.assert_array_equal(np.asarray(x), np.asarray(got[path]), err_msg=path)
-        # New episodes, with other seeds than those of the start, the same at every resume.
+        # New episodes, with seeds that differ from the start's and repeat at every resume.
         first, second = other.env.backend.seeds
         self.assertEmpty(set(first) & set(second))
         third = make(normalize_obs=True)

@@ -1,4 +1,4 @@
-"""Numbers of `info` as metrics: means over the episodes that ended, of their last steps."""
+"""Numbers of `info` as metrics: means over ended episodes, of their last steps."""
 
 import math
 
@@ -18,7 +18,7 @@ MODES = ("SAME_STEP", "NEXT_STEP")
 
 
 class Aged(testing.ScriptedEnv):
-    """Tells the age of an episode, of which environment 0 ends at step 3 and 1 at step 2 or 4."""
+    """`info` has the episode's age; environment 0 ends at step 3, environment 1 at step 2 or 4."""
 
     def reset(self, key):
         return super().reset(key).replace(info={"age": tf.zeros([self.num_envs])})
@@ -57,7 +57,7 @@ def test_on_the_device():
         info_fields=("age",),
     )
     rows, evaluated = trained(env, 4)
-    # Ends: none, that of environment 1, that of 0, that of 1 again.
+    # Ends: none, environment 1, environment 0, environment 1 again.
     np.testing.assert_array_equal(rows, [math.nan, 2.5, 3.5, 2.5])
     assert evaluated["eval_age_mean"] == evaluated["eval_length_mean"] + 0.5 == 3.0
 

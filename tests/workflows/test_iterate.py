@@ -1,4 +1,4 @@
-"""An iteration as a function of the state, and what stands on it: populations, actors, learners."""
+"""An iteration as a function of the state, and its uses: populations, actors, learners."""
 
 import functools
 
@@ -28,7 +28,7 @@ def _workflow(agent=PPO, lr=1e-3):
 
 
 def _iterated(workflow, state):
-    """An iteration of a state, as a run takes it; traced."""
+    """An iteration of a state, as in a run; traced."""
     return workflow.iterate(state, seeding.fold_in(state.key, state.metrics.iterations))
 
 
@@ -51,7 +51,7 @@ def test_an_iteration_of_tensors_is_that_of_variables(agent):
     state = struct.values(start)
     pure = tf.function(lambda state: _iterated(workflow, state), autograph=False)
     metrics, after = pure(pure(state)[1])
-    _assert_same(start, state)  # neither the given one nor any variable has changed
+    _assert_same(start, state)  # neither the argument nor any variable has changed
     done = workflow.advance(start, 2)
     _assert_same(done.state, after)
     for name, value in metrics.items():
@@ -60,7 +60,7 @@ def test_an_iteration_of_tensors_is_that_of_variables(agent):
 
 
 def test_members_with_other_rates_and_seeds_in_one_call():
-    """Stacked on a leading axis, stepped by one trace, equal to two runs apart."""
+    """States stacked on a leading axis, stepped by one trace, equal two separate runs."""
     flows = [_workflow(lr=lr) for lr in (1e-3, 1e-2)]
     members = [struct.values(flow.setup(seed)) for seed, flow in enumerate(flows)]
     traces = []
@@ -78,13 +78,13 @@ def test_members_with_other_rates_and_seeds_in_one_call():
 
 
 def test_an_actor_without_a_learner_and_a_learner_without_environments():
-    """They exchange parameters and experience; together they are the workflow."""
+    """Actor and learner exchange parameters and experience; together they equal the workflow."""
     workflow = _workflow()
     agent, env = workflow.agent, workflow.env
     state = workflow.setup(0)
     learner = Learner(agent, config=workflow.learner_config)
     learner.build(seeding.streams(seeding.key(0), ["agent"])["agent"])
-    sent = struct.values(learner.state)  # what an actor is sent
+    sent = struct.values(learner.state)  # the actor's message
     env_state = struct.values(state.env_state)
 
     @functools.partial(tf.function, autograph=False)
@@ -107,7 +107,7 @@ def test_an_actor_without_a_learner_and_a_learner_without_environments():
 
 @pytest.mark.parametrize("agent", [PPO, DQN])
 def test_an_iteration_by_itself_over_variables(agent):
-    """Called from Python, without a runner: the same run, which then goes on."""
+    """Called from Python, without a runner, it gives the same run, which then continues."""
     if agent is PPO:
         workflow = _workflow()
     else:

@@ -15,7 +15,7 @@ from tfrl.agents import PPO
 from tfrl.workflows import OnPolicyWorkflow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Those that have tests of their own below.
+# Gin files with separate tests below.
 APART = ("ppo/tf_cartpole.gin", "ppo/tf_masked.gin", "ppo/tf_pendulum.gin")
 
 

@@ -24,9 +24,9 @@ from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 
 class RatioTest(parameterized.TestCase):
     @parameterized.parameters(
-        (2, 3, 2, 72),  # random play ends at 24, with the iteration of 6 that reaches 20
+        (2, 3, 2, 72),  # random actions end at 24, with the iteration of 6 that reaches 20
         (0.25, 1, 2, 10),
-        (0.5, 1, 2, 20),  # as `test_rows_of_an_autoreset_count_no_step` has it
+        (0.5, 1, 2, 20),  # as in `test_rows_of_an_autoreset_count_no_step`
         (0.3, 1, 2, 12),
     )
     @pytest.mark.variants(1)
@@ -75,7 +75,7 @@ class FillTest(parameterized.TestCase):
         self.assertEqual([r["env_steps"] for r in rows], list(range(2, 61, 2)))
 
     def test_random_play_before_the_policy_acts(self):
-        # An agent that never explores and always wants the same would else fill the buffer so.
+        # Else an agent without exploration would fill the buffer with one action.
         agent = functools.partial(DQN, hidden=(8,), epsilon=0.0)
         flow = workflow(agent=agent, random_steps=200, num_envs=4)
         state = flow.advance(flow.setup(0), 50).state
@@ -128,7 +128,7 @@ class FillTest(parameterized.TestCase):
             state = flow.learn(flow.setup(0), total_env_steps=20, progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            flow.learn(state, total_env_steps=20, progress=False)  # nothing is left to do
+            flow.learn(state, total_env_steps=20, progress=False)  # the budget is already spent
             flow.learn(state, total_env_steps=34, progress=False)
 
     @parameterized.parameters("eager", "graph")
@@ -237,10 +237,10 @@ def test_progress_shows_what_the_agent_names_and_when_a_phase_compiled(monkeypat
     state = flow.learn(flow.setup(0), total_env_steps=20)
     per_call = 2 * flow.steps_of_iteration
     assert [done for done, *_ in told] == list(range(per_call, 21, per_call))
-    # Random play fills, then the policy acts and learns: each compiles in its first call.
+    # Random actions fill the buffer, then the policy acts and learns; first calls compile.
     assert [compiled for _, compiled, _ in told] == [done <= 8 + per_call and (
         done == per_call or done - per_call == 8) for done, *_ in told]  # fmt: skip
     assert {"q_mean", "epsilon"} <= told[-1][2] and "q_mean" not in told[0][2]
     told.clear()
-    flow.learn(state, total_env_steps=28)  # compiled already, in this process
+    flow.learn(state, total_env_steps=28)  # already compiled in this process
     assert [compiled for _, compiled, _ in told][1:] == [False] * (len(told) - 1)

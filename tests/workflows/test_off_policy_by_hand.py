@@ -1,4 +1,4 @@
-"""OffPolicyWorkflow is the loop that one would write by hand."""
+"""OffPolicyWorkflow equals a hand-written loop."""
 
 import functools
 
@@ -32,7 +32,7 @@ class HandLoopTest(parameterized.TestCase):
     )
     @pytest.mark.variants(2)
     def test_it_is_the_loop_that_one_would_write(self, agent, env_id):
-        """Sample, roll, add, update, by hand from the public parts, to the bit."""
+        """Sample, roll out, add, update: the public parts by hand give the same bits."""
         flow = workflow(env_id, agent=agent, compile="eager", num_envs=1, random_steps=10)
         state, rows = run(flow, 5, 16)
 
@@ -73,7 +73,7 @@ class HandLoopTest(parameterized.TestCase):
         learner, buffer = flow.learner_of(state).clone(), flow.replay.init()
         buffer.load_values(flow.replay_buffer(state).state_values())
         done = flow.advance(state, 1)
-        # By hand: what the iteration added is sampled too, so take it over from the run.
+        # The iteration also samples its own steps, so copy them from the run.
         agent_state = learner.module_state(DEFAULT_MODULE_ID)
         play, learn = tf.unstack(seeding.split(seeding.fold_in(state.key, 12), 2))
         steps, _, _ = rollout(flow.env, flow.agent, state.env_state, agent_state, play, 1)

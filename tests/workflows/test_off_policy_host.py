@@ -41,12 +41,12 @@ class HostTest(parameterized.TestCase):
         alone = self.make(overlap=False, iterations_per_row=1)
         _, others = run(alone, 0, 40)
         self.assertFalse([r for r in others if "policy_lag" in r])
-        # What is collected before anything is learnt is the same; the rest differs by the lag.
+        # Experience from before the first update is equal; the rest differs by the lag.
         first = [r["episode_return"] for r in rows][:5]
         np.testing.assert_array_equal(first, [r["episode_return"] for r in others][:5])
 
     def test_without_overlap_it_is_the_loop_of_the_device(self):
-        """The same numbers as when the same steps are taken in turn by hand."""
+        """The run equals the same steps taken in sequence by hand."""
         flow = self.make(overlap=False)
         state, _ = run(flow, 3, 24)
         keys = seeding.streams(seeding.key(3), ["agent", "environment", "run", "evaluation"])
@@ -80,7 +80,7 @@ class HostTest(parameterized.TestCase):
         b = parts.setup(4)
         while parts.env_steps(b) < 60:
             b = parts.advance(b, 3, 60).state
-        # TensorFlow's AddN sums in an order that its threads decide: not to the bit.
+        # The order of TensorFlow's AddN depends on threads, so bits may differ.
         for path, v in learner_state(whole, a).items():
             other = learner_state(parts, b)[path]
             np.testing.assert_allclose(v, other, rtol=1e-4, atol=1e-6, err_msg=path)

@@ -1,4 +1,4 @@
-"""The page docs/off_policy.md: its snippets run, its commands build what they say."""
+"""The page docs/off_policy.md: its snippets run, its commands build the described workflows."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.docs_helpers import QUICK, ROOT, blocks, run, session
 
 PAGE = (ROOT / "docs" / "off_policy.md").read_text()
 
-# What the commands configure is assembled in the session, which has TensorFlow already.
+# The session, which has TensorFlow already, builds the commands' workflows.
 ASSEMBLED = """
 import contextlib
 import inspect
@@ -39,14 +39,14 @@ print(json.dumps([found, defaults, hooks]))
 
 
 def commands():
-    """The commands of the page, each as its words."""
+    """The commands of the page, each as a list of arguments."""
     code = "".join(code for kind, code in blocks(PAGE) if kind == "bash")
     return [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
 
 
 @pytest.fixture(name="page", scope="module")
 def fixture_page(tmp_path_factory):
-    """What the page's session printed, and what its commands build."""
+    """The output of the page's session, and the workflows of its commands."""
     code = "\n".join([QUICK, *session(blocks(PAGE)), ASSEMBLED])
     folder = tmp_path_factory.mktemp("page")
     out = run([sys.executable, "-c", code, json.dumps(commands())], folder)

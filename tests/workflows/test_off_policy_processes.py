@@ -135,7 +135,7 @@ REWARDS = """
 
 
 def found_by(program, folder, address="", names=(), timeout=300.0):
-    """What each of two processes prints last."""
+    """The last line of each of two processes."""
     program = textwrap.dedent(PROGRAM) + textwrap.dedent(program)
     args = [folder / "runs", address, *names]
     with processes.Cluster(program, 2, folder, args=args) as cluster:
@@ -185,7 +185,7 @@ def test_two_processes_are_as_two_replicas_of_one(in_graph):
         one, other = flow.replicas.per_replica(variable)
         np.testing.assert_array_equal(one, other)
     here, there = bits(flow, state), in_graph[0]["uniform"]["before"]
-    m2 = "learner/modules/default_policy/normalizer/m2"  # is rounded in another order
+    m2 = "learner/modules/default_policy/normalizer/m2"  # rounded in another order
     np.testing.assert_allclose(here.pop(m2), in_graph[0]["uniform"]["m2"], rtol=1e-12)
     assert digests(here) == {path: x for path, x in there.items() if path != m2}
 
@@ -201,7 +201,7 @@ def maker(**changes):
 
 
 def reverb_runs(folder, *names):
-    """What two processes tell of runs of these names; beside them there is a server."""
+    """The results of two processes for runs of these names, with a server."""
     replay = maker(num_envs=4, capacity=400, packed=False)
     server = ReverbServer(replay.make_tables())
     try:
@@ -222,7 +222,7 @@ def test_each_process_has_a_server(tmp_path):
 def test_on_reverb_in_other_ways(tmp_path):
     others = ("prioritized", "valid rows", "elsewhere")
     first, second = reverb_runs(tmp_path, *others)
-    # Rollouts of 8 steps: the learning begins after 24.
+    # Rollouts of 8 steps: learning starts after 24.
     check_servers(first["prioritized"], second["prioritized"], steps=64, learner_steps=40)
     assert all(found["prioritized"]["priorities"] > 5 for found in (first, second))
     steps = first["valid rows"]["row"]["env_steps"]
@@ -274,7 +274,7 @@ def test_statistics_of_rewards_are_common_to_replicas():
 
 
 def check_moments(moments, steps):
-    """Moments [R] of rewards are those of all replicas' steps."""
+    """Reward moments [R] cover the steps of all replicas."""
     assert {path.rpartition("/")[2] for path in moments} == {"count", "mean", "m2"}
     for path, (one, other) in moments.items():
         assert one == other, path

@@ -1,4 +1,4 @@
-"""OffPolicyWorkflow over Reverb: counts, priorities, checkpoints, a server elsewhere, errors."""
+"""OffPolicyWorkflow over Reverb: counts, priorities, checkpoints, a separate server, errors."""
 
 import collections
 import functools
@@ -55,7 +55,7 @@ def run(flow, state, env_steps):
 class ReverbWorkflowTest(parameterized.TestCase):
     @pytest.mark.slow
     def test_batches_are_awaited_by_python_where_a_phase_is_traced(self):
-        """Tracing would wait for them with the interpreter locked."""
+        """Tracing would wait for them while it holds the interpreter lock."""
         asked = collections.defaultdict(list)
         read = reverb_experience.ReverbExperience.read
 
@@ -84,7 +84,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(int(flow.replay_buffer(state).size()), 60)
         learnt = [r for r in rows if "loss" in r]
         self.assertTrue(all(np.isfinite(r["loss"]) for r in learnt))
-        # The rollout acts by the parameters from before the learner steps of one iteration.
+        # The rollout acts with the parameters from before the learner steps of one iteration.
         lags = [r["policy_lag"] for r in learnt] if overlap else [0.0]
         self.assertLessEqual(max(lags), 4 * ratio)
         if overlap:
@@ -99,7 +99,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         buffer = flow.replay_buffer(state)
         found = buffer.connection.client.sample("replay", 200, emit_timesteps=False)
         priorities = [float(np.ravel(s.info.priority)[0]) for s in found]
-        # New items begin with 1^alpha; errors are of all sizes.
+        # New items start at 1^alpha; errors have all sizes.
         self.assertGreater(len(set(np.round(priorities, 6))), 5)
 
     def test_environments_on_the_device(self):
@@ -123,7 +123,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(again.env_steps(other), 40)
         after = self._content(again, other)
         self.assertEqual(after[1], before[1])
-        common = before[0].keys() & after[0].keys()  # of what was drawn
+        common = before[0].keys() & after[0].keys()  # of the drawn items
         self.assertGreater(len(common), 10)
         self.assertEqual({k: before[0][k] for k in common}, {k: after[0][k] for k in common})
         other, rows = run(again, other, 60)
@@ -180,7 +180,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     )
     @pytest.mark.variants(1)
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
-        """The same multiset for the same seed and a fixed policy."""
+        """The same seed and a fixed policy give the same multiset of items."""
         from tfrl.replay.reverb.server import ReverbServer
         from tfrl.replay.reverb.signature import PackedItems
 
@@ -216,7 +216,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @parameterized.parameters(False, True)
     @pytest.mark.variants(1)
     def test_rows_that_are_no_steps(self, overlap):
-        """The learner steps of an iteration are not known before it."""
+        """The number of learner steps is unknown before the iteration."""
         env = HostEnv(Scripted((2, 3, 1, 5), "NEXT_STEP"), "NEXT_STEP")
         flow = workflow(env, overlap=overlap, compile={"update": "xla"})
         self.addCleanup(flow.close)
@@ -236,9 +236,9 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @parameterized.parameters((True, True), (True, False), (False, False))
     @pytest.mark.variants(1)
     def test_how_many_batches_are_held_at_once(self, all_of_them, by_python):
-        """Batches of an XLA iteration are read before it while they are small, else one by one.
+        """Small batches of an XLA iteration are read before it, large ones one by one.
 
-        A few are read by Python.
+        Python reads a small number of batches.
         """
         if not all_of_them:
             self.enter_context(mock.patch.object(reverb_experience, "FETCHED_BYTES", 1000))
@@ -258,7 +258,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @parameterized.parameters("xla", "graph")
     @pytest.mark.variants(1)
     def test_weights_are_those_of_the_iteration(self, mode):
-        """Batches are sampled ahead; their beta is that of the env steps at which they are used."""
+        """Batches are prefetched; their beta belongs to the env steps of their use."""
         flow = workflow(
             replay=functools.partial(PRIORITIZED, alpha=1.0),
             priority_beta=[[0, 0.0], [100, 1.0]],
@@ -281,10 +281,10 @@ class ReverbWorkflowTest(parameterized.TestCase):
         client = experience.buffer.connection.client
         found = client.sample("replay", 2000, emit_timesteps=False)
         keys = sorted({int(np.ravel(s.info.key)[0]) for s in found})
-        # So large that an item which was not found is not drawn any more.
+        # So large that draws exclude items without this priority.
         known = {key: 1e4 * number for number, key in enumerate(keys, 1)}
         client.mutate_priorities("replay", updates=known)
-        for _ in range(5):  # batches in flight were drawn by the priorities before
+        for _ in range(5):  # batches in flight used the earlier priorities
             used(tf.constant(0, tf.int64))
         for steps in (100, 25):
             index, weight = used(tf.constant(steps, tf.int64))
@@ -311,7 +311,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         buffer = weakref.ref(flow.replay_buffer(state))
         self.assertEqual(len(flow._servers), 1)
         del state
-        for _ in range(3):  # what frees a program frees its buffer a round later
+        for _ in range(3):  # freeing a program frees its buffer one round later
             gc.collect()
         self.assertEqual((len(flow._servers), buffer()), (0, None))
 
@@ -358,7 +358,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         other = (TableConfig(name="other", n_step=2),)
         with self.assertRaisesRegex(UserError, "n_step of table 'other': expected 1, as of the ag"):
             workflow(replay=functools.partial(BUFFER, tables=other))
-        tables = (TableConfig(name="first"), *other)  # others may be for somebody else
+        tables = (TableConfig(name="first"), *other)  # other tables may belong to other clients
         workflow(replay=functools.partial(BUFFER, tables=tables)).close()
         with self.assertRaisesRegex(UserError, "expected None: the agent learns"):
             workflow(

@@ -21,7 +21,7 @@ from tfrl import traces
 from tfrl.learners import ModuleConfig
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 
-# Adam's steps are as long as its rate where a gradient is hardly more than rounding.
+# Adam's steps have the size of its rate even if a gradient is near rounding error.
 workflow = functools.partial(small_workflow, learner_config=ModuleConfig(lr=1e-4))
 
 
@@ -43,11 +43,11 @@ class RunTest(parameterized.TestCase):
             parts = flow.advance(parts, 3, 60).state
         assert_same(bits(flow, whole), bits(flow, parts))
 
-    # The second learns during random play, so that who acts changes while it learns.
+    # The second run learns during random actions, so the acting policy changes while it learns.
     @parameterized.parameters((PRIORITIZED, 20), (BUFFER, 10))
     @pytest.mark.variants(1)
     def test_one_program_of_rollout_and_sample_changes_no_bit(self, replay, learning_starts):
-        """Rollout, addition and sample as one XLA program, and as three of the graph."""
+        """Rollout, addition and sample as one XLA program, and as three graph stages."""
         found = []
         for together in (True, False):
             flow = workflow(

@@ -61,7 +61,7 @@ class Ruining(PPO):
 
 @struct.logic_dataclass
 class WrongOnce(StatefulWrapper):
-    """The 5th step of the first environment shows and pays a wrong number."""
+    """The 5th step of the first environment has a wrong observation and reward."""
 
     number: float = 1e20
 
@@ -173,7 +173,7 @@ class StepTest(parameterized.TestCase):
     def test_rows_that_only_exist_by_autoreset_are_not_env_steps(self):
         w = workflow(autoreset="NEXT_STEP", rollout_length=64)
         metrics, _ = w.step(w.setup(0))
-        # Every ended episode is followed by one invalid row, unless the rollout ends first.
+        # One invalid row follows each ended episode, unless the rollout ends first.
         invalid = 256 - metrics["env_steps"]
         self.assertBetween(invalid, metrics["episodes"] - 4, metrics["episodes"])
         self.assertGreater(invalid, 0)

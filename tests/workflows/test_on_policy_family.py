@@ -24,7 +24,7 @@ KEY = seeding.key(0)
 SMALL = functools.partial(PPO, hidden=(8,), memory_size=8)
 
 
-# As often as the agent itself learns from a rollout.
+# The agent's own number of updates per rollout.
 OWN_EPOCHS = {"num_epochs": None, "num_minibatches": None}
 
 
@@ -108,7 +108,7 @@ class MemoryTest(parameterized.TestCase):
 
     @pytest.mark.slow
     def test_padding_changes_no_mean(self):
-        # One minibatch of 8 sequences, or of these and 8 padded ones, is the same gradient.
+        # One minibatch of 8 sequences, with or without 8 padded ones, gives the same gradient.
         results = []
         for padded in (False, True):
             flow = workflow(
@@ -179,7 +179,7 @@ class ReplicasTest(parameterized.TestCase):
         for learner in (one, two):
             learner.build(KEY)
             for _ in range(3):
-                # Shuffled minibatches of sequences, of which the replicas have unequal rows.
+                # Shuffled minibatches of sequences; the replicas have unequal rows.
                 learner.update_from_batch(batch, minibatch_size=4, num_epochs=2, compile="graph")
         found = {p: np.array(v) for p, v in two.variables().items()}
         for path, value in one.variables().items():
@@ -187,7 +187,7 @@ class ReplicasTest(parameterized.TestCase):
 
 
 def scripted_experience(agent, state, steps, envs):
-    """Made-up rows with some invalid ones, unevenly over the environments."""
+    """Synthetic rows with some invalid ones, uneven over the environments."""
     rows = {"obs": [], "action": [], "policy_extras": []}
     carry = agent.initial_carry(envs)
     for t in range(steps):
@@ -252,7 +252,7 @@ class AgentsTest(parameterized.TestCase):
 
 @struct.logic_dataclass
 class Copy(Env):
-    """Pays the share of the observed bits that the action repeats; one step an episode."""
+    """The reward is the share of observed bits that the action repeats; episodes have one step."""
 
     kind: str
     num_envs: int = 1

@@ -1,4 +1,4 @@
-"""Workflows of one's own: over variables, on the host, in a run folder; hooks that are replaced."""
+"""User-defined workflows: over variables, on the host, in a run folder; overridden hooks."""
 
 import functools
 
@@ -19,7 +19,7 @@ LENGTH = 4
 
 
 class Collecting(Workflow):
-    """Plays at random; with a capacity into a replay buffer."""
+    """Acts at random; with a capacity, writes to a replay buffer."""
 
     scale = 1.0
 

@@ -1,4 +1,4 @@
-"""PBTWorkflow: members are runs of their own, take-overs, lineage, resumed runs, wrong use."""
+"""PBTWorkflow: members as separate runs, exploitation, lineage, resumed runs, errors."""
 
 import functools
 
@@ -24,7 +24,7 @@ DISCOUNT = Hyperparameter(path="extra/discount", low=0.9, high=0.999, scale="one
 
 @struct.logic_dataclass
 class TracedPPO(PPO):
-    """Notes each call of what is traced."""
+    """Records each Python call of a traced function."""
 
     def loss(self, *args, **kwargs):
         TRACED.append("loss")
@@ -91,7 +91,7 @@ def test_who_takes_over_has_all_but_environments_keys_and_counters():
         np.testing.assert_array_equal(leaf, expected, err_msg=path)
     before, found = workflow._values(members), workflow._values(after)
     for h, x, y in zip(workflow.hyperparameters, before, found, strict=True):
-        np.testing.assert_array_equal(y[2], x[2])  # who stays keeps its own
+        np.testing.assert_array_equal(y[2], x[2])  # a surviving member keeps its values
         moves = np.abs(h.coordinate(y[:2]) - h.coordinate(x[2]))
         at_end = np.isin(y[:2], [np.float32(h.low), np.float32(h.high)])
         step = 0.5 * (h.high - h.low) if h.scale == "linear" else np.log(1.5)
@@ -105,7 +105,7 @@ def test_it_is_traced_once():
     small.advance(small.setup(0), 2)
     once = len(TRACED)
     large.advance(large.setup(0), 2)
-    assert len(TRACED) == 2 * once  # whatever the number of members
+    assert len(TRACED) == 2 * once  # for any number of members
     TRACED.clear()
     again = pbt(num_members=3)
     again.advance(again.setup(5), 2)
@@ -170,7 +170,7 @@ def test_searches_are_members_too():
 
 
 class OneIsKnownLater(PBTWorkflow):
-    """In the first round no fitness is known, later all but that of the second member."""
+    """The first round has no fitness; later all members but the second have one."""
 
     def fitness(self, members, key):
         known = members.metrics.iterations > 1
@@ -207,10 +207,10 @@ def test_members_may_learn_from_replay(tmp_path):
     workflow = pbt((LR, DISCOUNT, entropy), 2, **options)
     state = workflow.setup(0)
     before = state.opt_state.members
-    assert state.metrics.env_steps == 2 * 16  # what was played at random
+    assert state.metrics.env_steps == 2 * 16  # the random env steps
     state = workflow.advance(state, 2).state
     after = state.opt_state.members
-    for i in range(2):  # 80 steps: the buffer of 64 has gone round
+    for i in range(2):  # 80 steps: the buffer of 64 has wrapped around
         alone = single.advance(struct.take(before, i), 20).state
         assert alone.metrics.learner["learner_steps"] == 32
         for name in ("agent_state", "opt_state", "env_state", "replay_buffer_state"):
@@ -237,7 +237,7 @@ def test_members_may_learn_from_each_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("agent, env_id", [(DQN, "tf:CartPole-v1"), (TD3, "tf:Pendulum-v1")])
 def test_members_of_other_algorithms(agent, env_id):
-    """Target networks, exploration by schedule and delayed actors are those of a run alone."""
+    """Target networks, exploration schedules and delayed actors equal a separate run's."""
     make = functools.partial(agent, hidden=(4,), hyperparameters=agent.in_state)
     single = off_policy(env_id=env_id, agent=make)
     workflow = pbt((LR, DISCOUNT), 2, workflow=single, iterations_per_round=20, exploit=stays)

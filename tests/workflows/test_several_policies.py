@@ -1,4 +1,4 @@
-"""IPPO and MAPPO through the workflow: what is counted, compiled and resumed; and, slow, learnt."""
+"""IPPO and MAPPO in the workflow: counts, compilation, resuming and (slow) learning."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Seams: one trace per mode, the faster mode, and messages."""
+"""Compiled stages: one trace per mode, the faster mode, and messages."""
 
 from unittest import mock
 
@@ -67,7 +67,7 @@ def test_timing_gives_each_way_the_same_to_do(seconds, delay):
         def call():
             asked.append(name)
             due = steps[0] % delay == 0
-            # A due call has as much again to do, and the machine gets slower all the time.
+            # A due call has twice the work, and the machine slows down steadily.
             clock[0] += factor * seconds * (1 + due) * (1 + len(asked) / 10_000)
             steps[0] += 1
             return tf.constant(0)

@@ -1,4 +1,4 @@
-"""The state of a run as a value: its fields, its copies, states stacked and taken apart."""
+"""The state of a run as a value: fields, copies, stacking and unstacking."""
 
 import functools
 
@@ -59,7 +59,7 @@ def test_a_state_is_one_nest_of_tensors_and_variables(make):
     variables = [x for x in leaves if isinstance(x, tf.Variable)]
     assert len(variables) > 10
     assert tf.nest.map_structure(lambda x: x, state) is not state
-    # All that training changes is a leaf: a copy of the leaves is a copy of the run.
+    # Leaves hold everything that training changes: a copy of the leaves is a copy of the run.
     for _ in range(3):
         state = workflow.advance(state, 5).state
     copy = struct.values(state)
@@ -143,7 +143,7 @@ def test_a_workflow_of_objects():
 
 def test_hooks_of_a_fresh_run():
     class Prepared(OffPolicyWorkflow):
-        """Begins with parameters and experience of its own."""
+        """Starts with its own parameters and experience."""
 
         def setup_agent_and_optimizer(self, key):
             agent_state, opt_state = super().setup_agent_and_optimizer(key)

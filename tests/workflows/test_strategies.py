@@ -42,7 +42,7 @@ def arrays(workflow, state):
 
 
 class MirroredTest(parameterized.TestCase):
-    # The fast test of all this is `test_a_run_goes_on_to_the_bit`: under replicas, each state is
+    # The fast test is `test_a_run_goes_on_to_the_bit`: under replicas, each state is
     # traced for itself.
     @parameterized.parameters("graph", "xla", "eager")
     @pytest.mark.slow
@@ -56,7 +56,7 @@ class MirroredTest(parameterized.TestCase):
         self.assertEqual(row["learner_steps"], 4)  # 2 epochs of 2 minibatches
         row, state = flow.step(state)
         self.assertEqual(row["env_steps"], 2 * 8 * 16)
-        # The normaliser has seen the rows of both replicas, once each.
+        # The normaliser has counted the rows of both replicas once each.
         self.assertEqual(float(flow.agent_state(state).normalizer.count), 2 * 8 * 16)
         return state
 
@@ -114,7 +114,7 @@ class MirroredTest(parameterized.TestCase):
         start = flow.setup(0)
         metrics, state = flow.evaluate(start)
         self.assertEqual(metrics["eval_episodes"], 5)
-        self.assertGreater(metrics["eval_return_std"], 0.0)  # no replica plays another's episodes
+        self.assertGreater(metrics["eval_return_std"], 0.0)  # replicas run different episodes
         self.assertEqual(flow.evaluate(start)[0], metrics)
         self.assertNotEqual(flow.evaluate(state)[0], metrics)
 
@@ -143,7 +143,7 @@ class MirroredTest(parameterized.TestCase):
         flow = workflow(mirrored(), env=env)
         state = flow.advance(flow.setup(0), 2).state
         counts = [v for p, v in arrays(flow, state).items() if p.endswith("own/statistics/count")]
-        # 1e-4 rows to begin with, then 2 iterations of 16 steps in 8 environments.
+        # 1e-4 initial rows, then 2 iterations of 16 steps in 8 environments.
         np.testing.assert_allclose(counts[0], [1e-4 + 256] * 2)
 
     @parameterized.parameters(
@@ -178,7 +178,7 @@ class StatisticsTest(parameterized.TestCase):
 
         def own(rows):
             mine = struct.take(rows, replicas.index())
-            # The last replica has seen nothing.
+            # The last replica has no rows.
             mask = tf.fill([10], replicas.index() < 3)
             after = {"deep": (statistics.update(before, mine, mask=mask), tf.constant(1))}
             return merge_over_replicas(replicas, {"deep": (before, tf.constant(0))}, after)

@@ -1,4 +1,4 @@
-"""Equal logic is traced once: by another seed, a copy, a checkpoint, another object."""
+"""Equal logic is traced once, also for another seed, a copy, a checkpoint or another object."""
 
 import functools
 import gc
@@ -20,7 +20,7 @@ TRACED = []
 
 @struct.logic_dataclass
 class TracedPPO(PPO):
-    """Notes each call of what is traced."""
+    """Records each Python call of a traced function."""
 
     def compute_actions(self, *args, **kwargs):
         TRACED.append("act")
@@ -37,7 +37,7 @@ class TracedPPO(PPO):
 
 @struct.logic_dataclass
 class TracedDQN(DQN):
-    """Notes each call of what is traced."""
+    """Records each Python call of a traced function."""
 
     def compute_actions(self, *args, **kwargs):
         TRACED.append("act")
@@ -96,7 +96,7 @@ def trained(workflow, seed):
 def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
     make = CASES[name]
     traces.forget_all()
-    alone = values(*(w := make(), trained(w, 1)))  # traced for itself
+    alone = values(*(w := make(), trained(w, 1)))  # a separate trace
     traces.forget_all()
     workflow = make()
     first = trained(workflow, 0)
@@ -153,13 +153,13 @@ def test_one_mirrored_replica_is_traced_for_its_own_variables():
     assert losses[0] == losses[1]
 
 
-# XLA's programs are what TensorFlow keeps for the life of a process.
+# TensorFlow keeps XLA programs until the process ends.
 @pytest.mark.parametrize(
     ("name", "runs"), [("xla", 12), ("xla", 100), ("replay", 100), ("host", 100)]
 )
 @pytest.mark.variants(1)
 def test_many_runs_keep_the_memory(name, runs):
-    """The smallest program of a workflow takes 8 MB, all that a workflow compiles about 100."""
+    """The smallest program of a workflow takes 8 MB, all its programs about 100."""
     for i in range(runs):
         workflow = {**CASES, **ON_HOST}[name]()
         state = workflow.advance(workflow.setup(i), 3).state

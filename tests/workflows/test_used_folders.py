@@ -1,4 +1,4 @@
-"""Folders that hold a run: whose is it, what may be dropped, and what a checkpoint tells."""
+"""Folders with a run: its identity, files that may be dropped, and checkpoint content."""
 
 import json
 
@@ -153,7 +153,7 @@ def test_restore_goes_on_in_the_modes_that_were_saved(tmp_path):
         json.loads((p / "manifest.json").read_text())["manifest"]
         for p in (path, tmp_path / "run" / "checkpoints" / "ckpt-64")
     ]
-    # Only a run has files of metrics.
+    # Only a run has metrics files.
     assert manifests[1].pop("num_rows") == {"metrics.csv": 2, "metrics.jsonl": 2}
     assert manifests[0] == manifests[1]
     assert manifests[0]["compile_choices"] == choices
@@ -201,7 +201,7 @@ def test_rows_that_were_lost_are_counted(w, used, capsys):
     goes_on = "rows up to 96 env steps; the run goes on without them."
     assert f"Note: metrics.jsonl lacks 1 of the 3 {goes_on}" in said
     assert f"Note: metrics.csv lacks 3 of the 3 {goes_on}" in said
-    # The next start counts from what was there.
+    # The next start counts from the existing files.
     learn(w, w.load(w.setup(0), CheckpointManager(root / "checkpoints").restore()), 160, root)
     assert "lacks" not in capsys.readouterr().out
 

@@ -16,15 +16,15 @@ from tfrl.launch.termination import Termination
 if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow
 
-DOC = """Plays by the parameters of bin/learn.py, and writes into bin/reverb_server.py.
+DOC = """Collects experience for bin/learn.py, with its parameters, into bin/reverb_server.py.
 
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
 
-It ends with its run. One that was killed is started again by the same command."""
+A collector ends with its run. The same command restarts a collector that was killed."""
 
-flags.DEFINE_integer("task_id", 0, "The number of this collector, from 0.", lower_bound=0)
-flags.DEFINE_integer("num_tasks", 1, "How many collectors there are.", lower_bound=1)
+flags.DEFINE_integer("task_id", 0, "Index of this collector, from 0.", lower_bound=0)
+flags.DEFINE_integer("num_tasks", 1, "Number of collectors.", lower_bound=1)
 
 
 def main() -> int:

@@ -21,20 +21,19 @@ DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
 
   tfrl-evaluate --root_dir=runs/ppo_tf_cartpole --episodes=100 --video=cartpole.mp4
 
-The run's own configuration is read from its folder, in which nothing is changed. With --watch each
-checkpoint of a running training is evaluated as it comes; the results are lines of
-evaluations.jsonl, too."""
+The run folder has the configuration; no file in it changes. With --watch, each new checkpoint of a
+running training is evaluated, and the results are also lines of evaluations.jsonl."""
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
 
-flags.DEFINE_integer("episodes", 100, "Episodes to evaluate, each weighted once.", lower_bound=1)
+flags.DEFINE_integer(
+    "episodes", 100, "Number of episodes, which all have the same weight.", lower_bound=1
+)
 flags.DEFINE_string(
-    "checkpoint", "latest", "Which one: latest, best (by evaluation), or its number of env steps."
+    "checkpoint", "latest", "Checkpoint: latest, best (by evaluation), or a number of env steps."
 )
 flags.DEFINE_string("video", None, "Also records one episode to this .mp4 or .gif file.")
-flags.DEFINE_boolean(
-    "watch", False, "Evaluate each new checkpoint of a training, until that has ended."
-)
+flags.DEFINE_boolean("watch", False, "Evaluate each new checkpoint of a training until it ends.")
 
 EVALUATIONS = "evaluations.jsonl"
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 10.0

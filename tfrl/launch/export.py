@@ -17,23 +17,23 @@ DOC = """Exports the policy of a run for use without tfrl; the last line is one 
 
   tfrl-export --root_dir=runs/ppo_tf_cartpole --format=onnx
 
-What was written is compared with the policy itself, in a process without tfrl."""
+A process without tfrl compares the export's actions with the policy's."""
 
 FORMATS = ("saved_model", "tf_agents", "tflite", "onnx")
 
-flags.DEFINE_enum("format", "saved_model", FORMATS, "What to write.")
+flags.DEFINE_enum("format", "saved_model", FORMATS, "Format of the export.")
 # bin/evaluate.py also has a flag of this name; in a process with both, the later one counts.
 flags.DEFINE_string(
     "checkpoint",
     "latest",
-    "Which one: latest, best (by evaluation), its number of env steps, or its folder.",
+    "Checkpoint: latest, best (by evaluation), a number of env steps, or a folder.",
     allow_override=True,
 )
 flags.DEFINE_string(
-    "output_dir", None, "Folder of the export; <root_dir>/export/<format> if it is left out."
+    "output_dir", None, "Folder of the export; by default <root_dir>/export/<format>."
 )
-flags.DEFINE_boolean("overwrite", False, "Replace an export that is there.")
-flags.DEFINE_boolean("quantize", False, "With tflite: weights of 8 bits.")
+flags.DEFINE_boolean("overwrite", False, "Replace an existing export.")
+flags.DEFINE_boolean("quantize", False, "With tflite: 8-bit weights.")
 flags.DEFINE_boolean("verify", True, "Compare the export with the policy on 1,000 observations.")
 
 

@@ -24,16 +24,16 @@ flags.DEFINE_multi_string(
 flags.DEFINE_multi_string(
     "gin_bindings",
     [],
-    "Gin binding, for example train.total_env_steps=100000; later than the files; may be repeated.",
+    "Gin binding, for example train.total_env_steps=100000; overrides the files; may be repeated.",
 )
-flags.DEFINE_integer("seed", 0, "Seed from which every random draw follows.", lower_bound=0)
+flags.DEFINE_integer("seed", 0, "Seed of all random draws.", lower_bound=0)
 flags.DEFINE_enum(
     "if_exists",
     "resume",
     ["resume", "fail", "new"],
-    "What to do when --root_dir holds a run: go on with it, stop, or start in a fresh folder.",
+    "If --root_dir already holds a run: resume it, fail, or start in a new folder.",
 )
-flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How computation spreads over devices.")
+flags.DEFINE_enum("strategy", "auto", STRATEGIES, "The tf.distribute strategy.")
 # TF-Agents' strategy_utils also defines --tpu. Overriding allows both definitions in either order.
 # The later one replaces the value, so `common()` keeps the parsed values.
 flags.DEFINE_string(
@@ -45,19 +45,19 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "num_logical_cpus",
     1,
-    "Splits the CPU into this many devices, for trying a strategy without hardware.",
+    "Splits the CPU into this many logical devices, to try a strategy without hardware.",
     lower_bound=1,
 )
 flags.DEFINE_boolean(
     "allow_code",
     False,
-    "Import the Python modules that the configuration in --root_dir names: give it for folders "
-    "that you trust.",
+    "Import the Python modules that the configuration in --root_dir names; only for folders that "
+    "you trust.",
 )
+flags.DEFINE_boolean("quiet", False, "Print only warnings, errors and the last line of JSON.")
 flags.DEFINE_boolean(
-    "quiet", False, "Print warnings, errors and a last line of JSON, and nothing else."
+    "deterministic_ops", False, "Use only bitwise reproducible ops; fail on others."
 )
-flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to the bit, or fail.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,13 +18,13 @@ flags.DEFINE_string("job_name", "tfrl", "Name of the job (kubernetes, tpu_vm).")
 flags.DEFINE_string(
     "volume",
     None,
-    "CLAIM:/folder, a persistent volume claim that all pods mount there, for a --root_dir below it "
-    "(kubernetes).",
+    "CLAIM:/folder, a persistent volume claim that all pods mount at /folder; --root_dir must be "
+    "below it (kubernetes).",
 )
 flags.DEFINE_multi_string(
     "node_selector",
     [],
-    "ROLE:LABEL=VALUE, a label that the nodes of a role have; may be repeated (kubernetes).",
+    "ROLE:LABEL=VALUE, a node label for the pods of a role; may be repeated (kubernetes).",
 )
 flags.DEFINE_string(
     "tpu_topology",

@@ -23,37 +23,39 @@ from tfrl.launch.local_engine import LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
 
-DOC = """Starts a server, a learner and collectors for the training that a gin file describes.
+DOC = """Starts a replay server, a learner and collectors for distributed training with a gin file.
 
   tfrl-launch --gin_file=dqn/gymnasium_cartpole.gin --collectors=2 --root_dir=runs/dqn_2
   tfrl-launch --gin_file=impala/tf_cartpole.gin --collectors=4 --dry_run
   tfrl-launch --gin_file=impala/tf_cartpole.gin --collectors=64 --engine=kubernetes \\
       --image=REGISTRY/tfrl --volume=CLAIM:/runs --root_dir=/runs/impala | kubectl apply -f -
 
-The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
-with logs/ of all processes and servers/ beside it; logs of a run on gs:// are in runs/ here."""
+The same command resumes a stopped run. --root_dir is the learner's run folder; it also has logs/ of
+all processes and servers/. The logs of a run on gs:// are in the local folder runs/."""
 
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
-flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
+flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
 flags.DEFINE_integer(
-    "learners", 1, "Workers of the learner, which share each update.", lower_bound=1
+    "learners", 1, "Number of learner workers, which share each update.", lower_bound=1
 )
-flags.DEFINE_integer("collectors", 2, "Processes that play.", lower_bound=1)
+flags.DEFINE_integer("collectors", 2, "Number of collector processes.", lower_bound=1)
 flags.DEFINE_integer(
     "replay_servers",
     None,
-    "Servers that share the replay buffer; by default ReverbReplay.num_servers of the gin file.",
+    "Number of servers that share the replay buffer; default: ReverbReplay.num_servers.",
     lower_bound=1,
 )
 flags.DEFINE_integer(
-    "evaluators", 0, "Processes that evaluate each checkpoint.", lower_bound=0, upper_bound=1
+    "evaluators",
+    0,
+    "Number of processes that evaluate each checkpoint.",
+    lower_bound=0,
+    upper_bound=1,
 )
-flags.DEFINE_integer(
-    "max_restarts", 3, "How often a process that broke down is started again.", lower_bound=0
-)
+flags.DEFINE_integer("max_restarts", 3, "Number of restarts of a failed process.", lower_bound=0)
 flags.DEFINE_boolean(
-    "dry_run", False, "Print what would be started, with addresses and sizes, and start nothing."
+    "dry_run", False, "Only print the processes, with addresses and sizes; start none."
 )
 
 

@@ -9,7 +9,7 @@ from absl import flags
 
 from tfrl.launch import app, server_flag, train, variable_flag, wait_flag  # noqa: F401
 
-DOC = """Trains an agent from what bin/collect.py plays in other processes.
+DOC = """Trains an agent on experience from bin/collect.py in other processes.
 
   tfrl-reverb-server --gin_file=dqn/gymnasium_cartpole.gin --port=8000 --num_collectors=2 \\
       --root_dir=runs/server
@@ -18,20 +18,20 @@ DOC = """Trains an agent from what bin/collect.py plays in other processes.
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
 
-All other flags are those of tfrl-train, which does the same in one process; tfrl-launch starts all
-of them."""
+The other flags are the flags of tfrl-train, which trains in one process. tfrl-launch starts all
+three programs."""
 
 flags.DEFINE_enum(
     "synchronous",
     "auto",
     ["auto", "true", "false"],
-    "Whether on-policy collectors wait for the parameters that follow from their rollout. auto: "
-    "unless the agent corrects for the policy lag, as IMPALA does.",
+    "Whether on-policy collectors wait for the update from their rollout. auto: they wait unless "
+    "the agent corrects for the policy lag, as IMPALA does.",
 )
 flags.DEFINE_integer(
     "max_policy_lag",
     None,
-    "Learner steps between acting and learning, at most, on-policy; older rollouts are left out.",
+    "On-policy: maximum of learner steps between acting and learning; older rollouts are dropped.",
     lower_bound=0,
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-flags.DEFINE_integer("parallel", 1, "Trainings at a time.", lower_bound=1)
+flags.DEFINE_integer("parallel", 1, "Number of trainings at the same time.", lower_bound=1)
 
 # Runs a command, with output to a log or the screen; returns its exit code.
 Call = Callable[[Sequence[str], pathlib.Path | None], int]

@@ -28,8 +28,8 @@ from tfrl.launch.termination import Termination
 flags.DEFINE_string(
     "ray_address",
     None,
-    "A running Ray cluster: auto for that of this machine, or host:port; by default one is started "
-    "on this machine alone (ray).",
+    "A running Ray cluster: host:port, or auto for one on this machine; by default a new cluster "
+    "starts on this machine (ray).",
 )
 
 _LOOK_SECONDS = 0.2

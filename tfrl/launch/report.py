@@ -13,11 +13,13 @@ DOC = """Draws curve.png and report.html of a run folder again, or compares seve
   tfrl-report runs/ppo_tf_cartpole
   tfrl-report runs/* --comparison_dir=comparison
 
-A comparison groups the runs by what differs between their configurations, seeds aside, and writes
-comparison.html, .md, .csv and .png. The last line is the path of the page."""
+A comparison groups runs whose configurations differ only in the seed. It writes comparison.html,
+.md, .csv and .png. The last line is the path of the page."""
 
 flags.DEFINE_string("comparison_dir", "comparison", "Folder of a comparison.")
-flags.DEFINE_enum("against", "env_steps", ["env_steps", "seconds"], "The axis of its curves.")
+flags.DEFINE_enum(
+    "against", "env_steps", ["env_steps", "seconds"], "X axis of the comparison's curves."
+)
 
 
 def main(folders: list[str]) -> int:

@@ -11,7 +11,7 @@ from tfrl.errors import UserError
 flags.DEFINE_multi_string(
     "resources",
     [],
-    "ROLE:NAME=AMOUNT,... of each process of a role, NAME cpu, memory, gpu or tpu; such as "
+    "ROLE:NAME=AMOUNT,... per process of a role, where NAME is cpu, memory, gpu or tpu, such as "
     "learner:cpu=4,memory=16Gi,gpu=1; may be repeated (kubernetes, ray).",
 )
 

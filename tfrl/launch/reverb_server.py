@@ -18,11 +18,11 @@ DOC = """Serves the replay tables of a training, for bin/train.py --replay_serve
 
   tfrl-reverb-server --gin_file=my_experiment.gin --port=8000 --root_dir=runs/replay
 
-With --num_collectors=N it serves bin/learn.py and N times bin/collect.py, and has a table of
-parameters too.
+With --num_collectors=N it serves bin/learn.py and N processes of bin/collect.py, and also has a
+table of parameters.
 
-The gin file is that of the training; the tables follow from it alone. The same command goes on with
-the last checkpoint under --root_dir, which SIGTERM and Ctrl-C write too."""
+The training's gin file defines the tables. The same command resumes from the last checkpoint under
+--root_dir; SIGTERM and Ctrl-C also write a checkpoint."""
 
 # Subfolder of --root_dir, which may be the run folder of the training.
 FOLDER = "replay_checkpoints"
@@ -31,25 +31,25 @@ _LOOK_SECONDS = 0.2
 flags.DEFINE_integer(
     "port",
     None,
-    "Where to listen; a free port if it is left out.",
+    "Port of the server; a free port by default.",
     lower_bound=1,
     upper_bound=65535,
 )
 flags.DEFINE_string(
     "bind",
     "127.0.0.1",
-    "Who may connect: 127.0.0.1 for this machine alone, 0.0.0.0 for whoever reaches the port.",
+    "Address to listen on: 127.0.0.1 for local clients only, 0.0.0.0 for any machine.",
 )
 flags.DEFINE_float(
     "checkpoint_interval",
     600.0,
-    "Seconds between checkpoints, for which requests wait; 0 for the last one only.",
+    "Seconds between checkpoints, which block requests; 0 for only the last one.",
     lower_bound=0.0,
 )
 flags.DEFINE_integer(
     "num_collectors",
     0,
-    "Serve a learner and this many collectors; 0 for a training that plays itself.",
+    "Serve a learner and this many collectors; 0 for a training without collectors.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
@@ -61,8 +61,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "signal_exit_code",
     0,
-    "The exit code after SIGTERM or Ctrl-C; not 0 under an engine that starts again only what has "
-    "failed.",
+    "Exit code after SIGTERM or Ctrl-C; nonzero for an engine that restarts only failed processes.",
 )
 
 

@@ -24,51 +24,54 @@ DOC = """Serves a policy over HTTP, as TensorFlow Serving does (pip install 'tfr
   tfrl-serve --root_dir=runs/ppo_tf_cartpole
   curl -d '{"instances": [[0.0, 0.1, 0.0, -0.1]]}' localhost:8501/v1/models/policy:predict
 
---root_dir is a run folder, or the folder of a SavedModel that tfrl-export or a training wrote.
-It listens on this machine alone unless --host says otherwise, and ends on SIGTERM or Ctrl-C."""
+--root_dir is a run folder or the folder of a SavedModel from tfrl-export or a training.
+Without --host it accepts only local clients. It ends on SIGTERM or Ctrl-C."""
 
 _GRACE_SECONDS = 5  # for requests at the end: a client may never finish sending
 
 flags.DEFINE_list(
     "checkpoints",
     ["latest"],
-    "Of a run folder: latest, best, or numbers of env steps, with commas between; each is a "
-    "version of the model, whose number is its env steps.",
+    "For a run folder: latest, best, or numbers of env steps, separated by commas. Each is a model "
+    "version, numbered by its env steps.",
 )
-flags.DEFINE_string("model_name", "policy", "Name of the model in addresses.")
+flags.DEFINE_string("model_name", "policy", "Name of the model in URLs.")
 flags.DEFINE_string(
     "host",
     "127.0.0.1",
-    "Address to listen at; 0.0.0.0 lets other machines call, without a password.",
+    "Address to listen on; 0.0.0.0 accepts other machines, without authentication.",
 )
-flags.DEFINE_integer("http_port", 8501, "Port of HTTP; 0 for a free one.", lower_bound=0)
+flags.DEFINE_integer("http_port", 8501, "HTTP port; 0 for a free one.", lower_bound=0)
 flags.DEFINE_integer(
     "grpc_port",
     None,
-    "Port of TensorFlow Serving's gRPC; without it there is none. Needs the extra grpc.",
+    "Port of TensorFlow Serving's gRPC API; off by default. Needs the extra grpc.",
     lower_bound=1,
 )
 flags.DEFINE_integer(
-    "max_batch_size", 64, "The most rows of a batch, a power of two.", lower_bound=1
+    "max_batch_size", 64, "Maximum rows of a batch, a power of two.", lower_bound=1
 )
 flags.DEFINE_float(
     "batch_timeout_ms",
     0.0,
-    "Milliseconds that the first request of a batch waits for others; 0 takes what is there.",
+    "Milliseconds that the first request of a batch waits for others; 0 does not wait.",
     lower_bound=0.0,
 )
 flags.DEFINE_integer(
-    "max_queue", 4096, "Rows that may wait; a further request is answered with 503.", lower_bound=1
+    "max_queue",
+    4096,
+    "Maximum rows in the queue; a further request gets status 503.",
+    lower_bound=1,
 )
 flags.DEFINE_integer(
     "max_request_mb",
     64,
-    "The largest request in MB; a larger one is answered with 413.",
+    "Maximum size of a request in MB; a larger one gets status 413.",
     lower_bound=1,
     upper_bound=2047,  # gRPC counts bytes in 32 bits
 )
 flags.DEFINE_string(
-    "log_episodes", None, "Folder in which what is served is kept as episodes, by episode_id."
+    "log_episodes", None, "Folder for served requests, stored as episodes by episode_id."
 )
 
 

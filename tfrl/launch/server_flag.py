@@ -7,8 +7,8 @@ from tfrl.errors import UserError
 flags.DEFINE_string(
     "replay_server",
     None,
-    "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
-    "it; of several servers with commas between them.",
+    "Address host:port of the Reverb server for experience, as bin/reverb_server.py prints it; "
+    "several addresses are separated by commas.",
 )
 
 

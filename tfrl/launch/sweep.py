@@ -20,14 +20,13 @@ DOC = """Trains every combination of a grid with every seed, and compares the ru
   tfrl-sweep --gin_file=ppo/tf_cartpole.gin --root_dir=runs/rates --seeds=5 --parallel=2 \\
       --grid='ModuleConfig.lr=[1e-3, 3e-4]'
 
-Each run is a tfrl-train of its own in a folder below --root_dir, with a log beside it. The same
-command goes on with what was stopped. It ends with tfrl-report of all runs, in
-<root_dir>/comparison."""
+Each run is a tfrl-train process with a folder and a log below --root_dir. The same command resumes
+stopped runs. At the end, tfrl-report compares all runs in <root_dir>/comparison."""
 
 flags.DEFINE_multi_string(
-    "grid", [], "name.parameter=[value, ...]; may be repeated, for all combinations."
+    "grid", [], "name.parameter=[value, ...]; may be repeated, which gives all combinations."
 )
-flags.DEFINE_integer("seeds", 1, "Seeds of each combination, from --seed on.", lower_bound=1)
+flags.DEFINE_integer("seeds", 1, "Number of seeds per combination, from --seed on.", lower_bound=1)
 
 
 def main() -> int:

@@ -11,11 +11,11 @@ from tfrl.launch.job import JobOptions
 
 flags.DEFINE_string("zone", None, "Google Cloud zone of the TPU (tpu_vm).")
 flags.DEFINE_string("accelerator_type", "v4-8", "Cloud TPU, such as v5litepod-8 or v3-32 (tpu_vm).")
-flags.DEFINE_boolean("spot", False, "A TPU that Google may take back, for a lower price (tpu_vm).")
+flags.DEFINE_boolean("spot", False, "Use a preemptible TPU at a lower price (tpu_vm).")
 flags.DEFINE_string(
     "package",
     "tfrl[reverb]",
-    "What pip installs on the TPU VM: a name, wheel or address, with the extra reverb (tpu_vm).",
+    "Package for pip on the TPU VM: a name, wheel or URL, with the extra reverb (tpu_vm).",
 )
 
 # Images of a single-host TPU, and of a pod slice. Only their TensorFlow has TPU kernels.

@@ -22,30 +22,30 @@ DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.g
   tfrl-train --gin_bindings='make_env.num_envs=128' --total_env_steps=1_000_000
   tfrl-train --root_dir=runs/pendulum --total_env_steps=2_000_000
 
-The same command goes on with a run that was stopped, and so does --root_dir alone, on another
-machine too: the folder holds the configuration and the seed. Without --root_dir the folder is named
-after the gin file: runs/ppo_tf_cartpole."""
+The same command resumes a stopped run. --root_dir alone also resumes it, on any machine: the folder
+holds the configuration and the seed. Without --root_dir the folder is named after the gin file:
+runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
 flags.DEFINE_integer(
     "total_env_steps",
     None,
-    "The budget in env steps, as train.total_env_steps; a larger one goes on with a run.",
+    "The budget in env steps, as train.total_env_steps; a larger budget continues a run.",
     lower_bound=1,
 )
 flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
 flags.DEFINE_integer(
     "video_interval",
     None,
-    "Env steps between videos of the policy in training, as train.video_interval; 0 for the last "
-    "one only.",
+    "Env steps between videos of the policy in training, as train.video_interval; 0 for only the "
+    "last one.",
     lower_bound=0,
 )
 flags.DEFINE_float(
     "replay_reconnect_seconds",
     None,
-    "Seconds to wait for a --replay_server that was lost, and go on; without it the training ends.",
+    "Seconds to wait for a lost --replay_server; by default its loss ends the training.",
     lower_bound=0.0,
 )
 

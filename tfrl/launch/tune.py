@@ -18,9 +18,9 @@ DOC = """Searches hyperparameters with optuna (pip install 'tfrl[tune]').
   tfrl-tune --gin_file=ppo/tf_cartpole.gin --root_dir=runs/search --trials=40 --parallel=2
   tfrl-train --gin_file=runs/search/best.gin
 
-Each trial is a training of its own in <root_dir>/trials. Every evaluation of it is reported, and a
-trial that does worse than the others is pruned. The same command goes on with what was stopped, and
-several of them work on one study. It ends with best.gin, search.html and search.csv."""
+Each trial is a training in <root_dir>/trials. It reports every evaluation, and the study prunes
+trials with low returns. The same command resumes a stopped study, and several processes can share
+one. It ends with best.gin, search.html and search.csv."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 _STRIKES = 3  # processes in a row without a result
@@ -28,13 +28,21 @@ _STRIKES = 3  # processes in a row without a result
 flags.DEFINE_string(
     "space",
     None,
-    "What is searched: a gin file whose values are ranges, or module:name of a dict or a function "
+    "Search space: a gin file whose values are ranges, or module:name of a dict or of a function "
     "of an optuna trial. Default: tune/<algorithm>.gin of the package.",
 )
-flags.DEFINE_integer("trials", 40, "Trials of the study, pruned ones included.", lower_bound=1)
-flags.DEFINE_enum("sampler", "tpe", ["tpe", "random"], "Chooses the settings of a trial.")
+flags.DEFINE_integer("trials", 40, "Number of trials, including pruned ones.", lower_bound=1)
 flags.DEFINE_enum(
-    "pruner", "median", ["median", "hyperband", "none"], "Chooses the trials that end early."
+    "sampler",
+    "tpe",
+    ["tpe", "random"],
+    "The optuna sampler, which chooses the settings of a trial.",
+)
+flags.DEFINE_enum(
+    "pruner",
+    "median",
+    ["median", "hyperband", "none"],
+    "The optuna pruner, which ends trials early.",
 )
 flags.DEFINE_integer(
     "startup_trials", 10, "Trials before the sampler learns and the pruner prunes.", lower_bound=1
@@ -42,10 +50,10 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "storage",
     None,
-    "Address of the study's database, sqlite:///study.db for example. Default: "
-    "<root_dir>/study.log, which several processes may share.",
+    "URL of the study's database, for example sqlite:///study.db. Default: <root_dir>/study.log, "
+    "which several processes may share.",
 )
-flags.DEFINE_boolean("one_trial", False, "Run one trial of the study in this process, and end.")
+flags.DEFINE_boolean("one_trial", False, "Run only one trial, in this process.")
 
 
 def main() -> int:

@@ -5,6 +5,6 @@ from absl import flags
 flags.DEFINE_string(
     "variable_server",
     None,
-    "Address host:port of another Reverb server for parameters and reports; by default that of "
-    "--replay_server.",
+    "Address host:port of another Reverb server for parameters and reports; by default the "
+    "server of --replay_server.",
 )

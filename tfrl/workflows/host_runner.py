@@ -3,7 +3,7 @@
 An iteration is a rollout, step by step, and one compiled call. The call also computes the inputs of
 the next rollout: keys, random draws and parameters.
 
-With `overlap` the call runs in the background of the next rollout, which acts by the parameters
+With `overlap` the call runs in the background of the next rollout, which acts with the parameters
 from before the call. The policy always lags by the learner steps of one iteration, so the result
 does not depend on timing.
 """
@@ -56,7 +56,7 @@ class Experience(Protocol):
     def reads_batches(self, run_stages: Stages) -> str:
         """Returns the reader of an iteration's batches before its learner steps.
 
-        "graph", where XLA has the rest of the call; "python"; or "" for none.
+        "graph", if XLA compiles the rest of the call; "python"; or "" for none.
         """
 
     def read(self, *, wait: bool) -> list[tf.Tensor]:
@@ -103,7 +103,7 @@ class HostIterating(Iterating, Protocol):
           state: Before the iteration, without environments.
           played: The result of `play`.
           key: int32 [2].
-          batches: Batches that were read before, or ().
+          batches: Prefetched batches, or ().
         """
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
@@ -123,12 +123,12 @@ class HostRunner(Runner):
         *,
         experience: Experience | None = None,
     ):
-        """Prepares; nothing is traced yet.
+        """Creates the runner without tracing.
 
         Args:
           workflow: As for `Runner`.
-          traces: Likewise.
-          iterations: Likewise.
+          traces: As for `Runner`.
+          iterations: As for `Runner`.
           experience: The store of experience outside the graph; None for none.
         """
         super().__init__(workflow, traces, iterations)
@@ -167,10 +167,7 @@ class HostRunner(Runner):
         counts = leaves.carried(form)
         if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
             self._inputs = collections.deque(rest.begin(state))
-        self._of = (
-            None,
-            "",
-        )  # until all is done: after a failure the next call begins with fresh inputs
+        self._of = (None, "")  # until the end: after a failure the next call starts afresh
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
         rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
@@ -226,9 +223,9 @@ class ActorInputs:
     Attributes:
       play_key: int32 [2].
       learn_key: int32 [2], for the call after the rollout.
-      learner_steps: int64, the learner steps that made the parameters.
+      learner_steps: int64, the learner steps of the parameters.
       values: The leaves of the acting state; empty to read the variables.
-      joined: For NumPy policies: the parameters and draws that they read, see `JoinedOutputs`.
+      joined: For NumPy policies: their parameters and draws, see `JoinedOutputs`.
       outputs: The host outputs of the call that made these inputs.
     """
 
@@ -317,7 +314,7 @@ class CompiledLearnerCall:
     # Acting.
 
     def begin(self, state: State) -> list[ActorInputs]:
-        """Returns the inputs of the first rollouts: the present values of the variables."""
+        """Returns the inputs of the first rollouts: the current values of the variables."""
         values = []
         if self._lag:  # a copy: the variables change while it is in use
             values = [tf.identity(x) for x in tf.nest.flatten(struct.values(state.agent_state))]

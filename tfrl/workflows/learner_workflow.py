@@ -105,7 +105,7 @@ class LearnerWorkflow(Workflow):
     }
     # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
-    # Processes that play in place of `env`, see `use_collectors`.
+    # Processes that step environments in place of `env`, see `use_collectors`.
     collectors: Collectors | None = None
     # On the host: whether the update runs in the background of the next rollout.
     overlap = False
@@ -134,17 +134,17 @@ class LearnerWorkflow(Workflow):
 
         Args:
           env: The training environments.
-          agent: An agent, or a function that makes one from `obs_spec` and `action_spec`.
+          agent: An agent, or a function that creates one from `obs_spec` and `action_spec`.
           optimizer: Replaces `ModuleConfig.optimizer`; None to leave it.
-          evaluator: Plays the evaluations in its own environments; None to make one of `eval_env`
-            and `eval_episodes`.
+          evaluator: Runs the evaluations in its own environments; None to create one from
+            `eval_env` and `eval_episodes`.
           eval_env: The environments to evaluate on, or None for the training ones.
           rollout_length: Steps per environment and iteration (T).
-          learner_config: Of the agent's module, or None.
-          default_config: Used where `learner_config` is None.
+          learner_config: The configuration of the agent's module, or None.
+          default_config: Used if `learner_config` is None.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
-          compile: As of `OnPolicyWorkflow`.
+          compile: As in `OnPolicyWorkflow`.
           iterations_per_call: Iterations of one compiled call; None for about half a second.
           strategy: A tf.distribute strategy; None for the one whose scope this is called in.
         """
@@ -195,13 +195,13 @@ class LearnerWorkflow(Workflow):
         self.evaluator = self.make_evaluator(self.eval_episodes, self.compile["evaluation"])
 
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
-        """Runs that are set up from now on use the replicas of a strategy."""
+        """Later runs use the replicas of a strategy."""
         self.replicas = Replicas(strategy)
         self._learner = None
         self._divide()
 
     def use_collectors(self, collectors: Collectors, env: Env) -> None:
-        """Runs that are set up from now on learn from the experience of other processes.
+        """Later runs learn from the experience of other processes.
 
         Args:
           collectors: Receives their experience and sends them the agent's state.
@@ -328,7 +328,7 @@ class LearnerWorkflow(Workflow):
     ) -> tuple[dict[str, tf.Tensor], State]:
         """Returns the metrics of an iteration and the state with updated counters."""
         state = state.after(out)
-        if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
+        if stages.current() is None and tf.executing_eagerly():  # a direct call of `iterate`
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         some = out.counts["episodes"] > 0  # no episode, no mean
@@ -886,7 +886,7 @@ class LearnerWorkflow(Workflow):
             return lambda: learner.assign_variables(before)
 
         def rollout_args() -> tuple[Any, ...]:
-            # One replica's rollout stands for the others.
+            # One replica's rollout represents all of them.
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 

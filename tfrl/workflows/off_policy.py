@@ -110,51 +110,50 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Assembles the static logic; `setup` makes the state.
 
         Args:
-          env: The training environments, as `tfrl.make_env` gives them.
-          agent: An agent that learns from replay, or a function (such as the class) that makes one
-            from keyword arguments `obs_spec` and `action_spec`.
+          env: The training environments, as returned by `tfrl.make_env`.
+          agent: An agent that learns from replay, or a function (such as the class) that creates
+            one from keyword arguments `obs_spec` and `action_spec`.
           optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
-            or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
+            or a Keras optimizer, in place of `learner_config.optimizer`; None to keep that. The
             learning rate is `learner_config.lr`.
-          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
-            episodes in `eval_env`.
-          replay_buffer: As `replay`, which is its name in gin files; one of the two.
-          eval_env: The environments to evaluate on; the training ones by default. Wrappers above
-            the autoreset that change rewards are left out: an evaluation tells the task's returns.
-          replay: The maker of the replay buffer, or a function (such as
+          evaluator: Runs the evaluations in its own environments; None for `eval_episodes` episodes
+            in `eval_env`.
+          replay_buffer: Another name of `replay`, the name in gin files; set only one of the two.
+          eval_env: The environments to evaluate on; the training ones by default. Evaluations omit
+            wrappers above the autoreset that change rewards, and report the task's returns.
+          replay: The factory of the replay buffer, an `InGraphReplay` or a
+            `tfrl.replay.reverb.ReverbReplay`; or a function (such as
             `functools.partial(InGraphReplay, capacity=100_000)`; in gin the class, with a binding
-            of its capacity) that makes one from keyword arguments `obs_spec`, `action_spec`,
-            `num_envs`, `n_step` and `discount`; the last two are the agent's. Or
-            `tfrl.replay.reverb.ReverbReplay`, likewise. None for a million steps, sampled
-            uniformly: of environments on the device an `InGraphReplay`, of those on the host a
-            `ReverbReplay` in this process.
+            of its capacity) that creates one from keyword arguments `obs_spec`, `action_spec`,
+            `num_envs`, `n_step` and `discount`; the last two are the agent's. None for a million
+            steps with uniform sampling: an `InGraphReplay` for environments on the device, a
+            `ReverbReplay` in this process for environments on the host.
           rollout_length: Steps per environment and iteration (T).
-          updates_per_step: Learner steps per env step, once the learning has started: 1 for one
-            each, 0.25 for one in four env steps. Of any `rollout_length` and number of
-            environments the ratio is kept exactly, up to a fraction of an update.
-          batch_size: Rows of a learner step, of all replicas together.
-          random_steps: Env steps that are played at random at first.
+          updates_per_step: Learner steps per env step, after learning has started: 1 for one per
+            env step, 0.25 for one per four env steps. The ratio is exact, up to a fraction of an
+            update, for any `rollout_length` and number of environments.
+          batch_size: Rows of a learner step, summed over all replicas.
+          random_steps: Env steps with random actions at the start.
           learning_starts: Env steps before the first learner step; None for `random_steps`.
-          priority_beta: How far importance weights correct prioritised sampling, from 0 to 1: a
-            number or a schedule over env steps. Without meaning for uniform sampling.
-          priority_epsilon: Is added to |TD error| to make a priority.
-          checkpoint_replay: Whether checkpoints hold the buffer. Without it a resumed run fills it
-            again, `learning_starts` env steps long, before it goes on learning.
+          priority_beta: The exponent of the importance weights of prioritised sampling, from 0 to
+            1: a number or a schedule over env steps. Unused with uniform sampling.
+          priority_epsilon: Added to |TD error| to get the priority.
+          checkpoint_replay: Whether checkpoints hold the buffer. If False, a resumed run refills it
+            for `learning_starts` env steps before it learns.
           learner_config: Learning rate and gradient clipping; by default 3e-4 and none.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph", "eager", or a dict of them by stage: rollout, update (one
-            learner step), evaluation, and loop; as of `OnPolicyWorkflow`.
+            learner step), evaluation, and loop; as in `OnPolicyWorkflow`.
           iterations_per_call: Iterations of one compiled call; None for about half a second.
           iterations_per_row: Iterations that share a row of metrics, their means; None for about
             100 env steps.
-          overlap: In environments on the host, and with Reverb: whether the learner steps of an
-            iteration run in the background of the next one's rollout, which then acts by the
-            parameters from before them. This lag is always the same, and so is the run;
-            `policy_lag` among the metrics is its number of learner steps. Elsewhere, and in several
-            processes, there is none.
-          strategy: A tf.distribute strategy; by default the one whose scope this is called in.
-            All sizes are those of all replicas together, which divide them.
+          overlap: For environments on the host, and with Reverb: whether the learner steps of an
+            iteration run in the background of the next rollout, which then acts with the parameters
+            from before them. The lag is constant, so runs are reproducible; the metric `policy_lag`
+            is its number of learner steps. Otherwise, and in several processes, there is no lag.
+          strategy: A tf.distribute strategy; by default the one in scope. All sizes are totals,
+            which the replicas divide.
 
         Raises:
           UserError: For an agent that does not learn from replayed experience, numbers out of
@@ -246,14 +245,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return isinstance(self.replay, ReverbReplay)
 
     def use_replay_server(self, address: str, reconnect_seconds: float | None = None) -> None:
-        """Runs that are set up from now on use a running Reverb server.
+        """Later runs use a running Reverb server.
 
         A buffer in the graph becomes a Reverb buffer with the same items.
 
         Args:
           address: "host:port", as `bin/reverb_server.py` prints it.
-          reconnect_seconds: How long to wait for a lost server; None for the factory's own setting,
-            by default not at all: a lost server is an error.
+          reconnect_seconds: Seconds to wait for a lost server; None for the factory's setting, by
+            default 0: a lost server is an error.
 
         Raises:
           UserError: For an address of another form, or a buffer that Reverb cannot hold.
@@ -293,7 +292,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return super().is_loaded(path, environments=environments)
 
     def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
-        """Checks the paths; has a message of its own for another place of the replay buffer."""
+        """Checks the paths; has a separate message for another place of the replay buffer."""
         check_place_of_replay(checkpoint, want, have)
         super().check_paths(checkpoint, want, have)
 
@@ -567,7 +566,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
                     state, before, env_steps, key, batches
                 )
             else:
-                # No update, but the schedules of acting go on.
+                # No update, but the schedules of acting advance.
                 state = self._follow_schedules(state, env_steps)
         metrics, state = self.finished(state, out, metrics)
         return metrics, state.replace(prefetched=out.batch if ahead else None), outputs
@@ -698,9 +697,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
         Args:
           state: The state.
           before: int64, env steps before the rollout.
-          env_steps: int64, with those of the rollout.
+          env_steps: int64, env steps after the rollout.
           key: int32 [2].
-          batches: Batches that were read before, or ().
+          batches: Prefetched batches, or ().
 
         Returns:
           The means of the metrics, the state, and the host outputs [K, ...] of K learner steps.

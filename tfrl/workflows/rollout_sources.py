@@ -1,4 +1,4 @@
-"""Where the rollouts of a workflow come from: the device, the host, or collectors.
+"""Sources of the rollouts of a workflow: the device, the host, or collectors.
 
 A `RolloutSource` has the differences between the three, for the iteration of a `LearnerWorkflow`
 and for the host's runner. It has no state of its own: environments and collectors belong to the
