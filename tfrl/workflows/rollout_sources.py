@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -202,9 +202,7 @@ class HostSource(RolloutSource):
 
     @property
     def _env(self) -> HostEnv:
-        env = self._workflow.env
-        assert isinstance(env, HostEnv)
-        return env
+        return cast(HostEnv, self._workflow.env)
 
     def close(self) -> None:
         """Closes the environments."""
