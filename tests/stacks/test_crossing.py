@@ -72,8 +72,8 @@ def test_a_learner_with_keras_goes_on(folder):
     learner = make.learner()
     learner.restore_from_path(folder / "learner")
     losses = [make.update(learner) for _ in range(2)]
-    # The sums of a dot product may be in another order.
-    np.testing.assert_allclose(losses, expected(folder)["learner"], rtol=1e-5)
+    # Another processor may sum a dot product in another order.
+    np.testing.assert_allclose(losses, expected(folder)["learner"], rtol=1e-4)
 
 
 @each
