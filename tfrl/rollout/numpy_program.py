@@ -127,7 +127,7 @@ class NumpyProgram:
         self.reads = tuple(i for i, x in enumerate(self._state_in) if x.ref() in read)
         slots = [self._slot(x.ref()) for x in (*self._step_in, *drawn)]
         results = [self._slot(x.ref()) for x in wrapped.outputs]
-        self._kept, self._step = _straight(calls[_STEP], slots, results)
+        self._kept, self._step = _as_function(calls[_STEP], slots, results)
         self._kept_values: list[Any] = []
         self._draw = self._draw_function(wrapped, drawn)
         self._draws: list[np.ndarray] = []
@@ -287,7 +287,7 @@ class _Call(NamedTuple):
     in_tuple: bool
 
 
-def _straight(
+def _as_function(
     calls: Sequence[_Call], inputs: Sequence[int], results: Sequence[int]
 ) -> tuple[list[int], Callable[[list[Any], list[Any]], list[Any]]]:
     """Compiles calls into one Python function, with local variables instead of lists of slots.

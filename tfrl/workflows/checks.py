@@ -114,7 +114,7 @@ def check_room(replay: Any, batch_size: int) -> None:
         )
 
 
-def made_replay(name: str, replay: Any, **specs: Any) -> Any:
+def make_replay(name: str, replay: Any, **specs: Any) -> Any:
     """Calls the argument `name`, a function of specs, for the factory of a buffer.
 
     Raises:
@@ -394,7 +394,7 @@ def name_of(agent: Any) -> str:
     return getattr(agent, "algorithm", None) or type(agent).__name__
 
 
-def made_agent(agent: Any, env: Env) -> Any:
+def make_agent(agent: Any, env: Env) -> Any:
     """Returns an agent; a class or a function is called with the specs of `env`.
 
     Raises:

@@ -48,8 +48,8 @@ from tfrl.workflows.checks import (
     check_newest,
     check_replay,
     check_room,
-    made_agent,
-    made_replay,
+    make_agent,
+    make_replay,
     name_of,
     updates_ratio,
 )
@@ -181,7 +181,7 @@ class ERLWorkflow(Workflow):
         self.compile = check_compile(compile, STAGES)
         check_ends(check_episodes("env", env))
         agents = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
-        self.modules = {m: made_agent(x, env) for m, x in agents.items()}
+        self.modules = {m: make_agent(x, env) for m, x in agents.items()}
         self.agent = next(iter(self.modules.values()))
         self._check_agents()
         self.injection = Injection(
@@ -245,7 +245,7 @@ class ERLWorkflow(Workflow):
     def _make_replay(self, replay: Any) -> Any:
         agent = self.agent
         if not hasattr(replay, "init") or isinstance(replay, type):
-            replay = made_replay(
+            replay = make_replay(
                 "replay",
                 replay or functools.partial(InGraphReplay, capacity=_CAPACITY),
                 obs_spec=agent.obs_spec,

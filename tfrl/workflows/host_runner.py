@@ -191,7 +191,7 @@ class HostRunner(Runner):
             done += 1
             rows.add(metrics, counters)
             if not done % rows.length or done >= iterations or env_steps >= limit:
-                self.call_guarded(rows.end, rest.tally, len(rest.names))
+                self.call_guarded(rows.end, rest.accumulator, len(rest.names))
             playing += end - middle
             other += middle - start + time.perf_counter() - end
         if self._executor is not None:
@@ -270,7 +270,7 @@ class CompiledLearnerCall:
         self._eager = mode == "eager"
         self._compiled: FastCall | None = None
         self.names: list[str] = []
-        self.tally: Any = None
+        self.accumulator: Any = None
 
     def call(self, form: Any, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
         """Calls it over the variables of a state; `partition` takes the results apart."""
@@ -278,7 +278,7 @@ class CompiledLearnerCall:
             if self._eager:
                 return self._traced(form, *arguments)
             if self._reads == "python":
-                fn, jit = self._behind_what_was_read, True
+                fn, jit = self._after_reading, True
             else:
                 fn, jit = self._traced, self._jit and not self._reads
 
@@ -302,9 +302,9 @@ class CompiledLearnerCall:
         how = tuple(policy.mode for policy in self._policies)
         name = ("after the rollout", self._lag, how, *self._how)
         call = self._runner.bind(form, name, make, args)
-        known = (self.names, self.tally, self._parts, self._joined)
+        known = (self.names, self.accumulator, self._parts, self._joined)
         notes = self._runner.traces.notes
-        self.names, self.tally, self._parts, self._joined = notes.setdefault(name, known)
+        self.names, self.accumulator, self._parts, self._joined = notes.setdefault(name, known)
         return call
 
     @property
@@ -358,7 +358,7 @@ class CompiledLearnerCall:
         compiled = counted_apart(lambda *args: self._after_rollout(form, *args))
         return tf.function(compiled, jit_compile=True, autograph=False)(batches, *arguments)
 
-    def _behind_what_was_read(self, form: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
+    def _after_reading(self, form: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
         batches, count = self._experience.batches_of(arguments)
         return self._after_rollout(form, batches, *arguments[count:])
 
@@ -386,7 +386,7 @@ class CompiledLearnerCall:
         if lag:
             names = [*names, "policy_lag"]
             floats = tf.concat([floats, [tf.cast(policy_lag, tf.float32)]], 0)
-        self.names, self.tally = list(names), MetricAccumulator(names, _SLOTS)
+        self.names, self.accumulator = list(names), MetricAccumulator(names, _SLOTS)
         floats = tf.pad(floats, [[0, _SLOTS - floats.shape[0]]])
         steps = tf.identity(counters[-1])
         play_key, next_key = keys_of(state.key, state.metrics.iterations + lag)
@@ -407,7 +407,7 @@ class CompiledLearnerCall:
         after = leaves.carried(state.replace(env_state=None, carry=None))
         self._parts = [count, len(outputs), len(values), len(joined)]
         known = [*after, *outputs, *values, *joined]
-        return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
+        return [*known, play_key, next_key, steps, self.accumulator.add(sums, floats), counters]
 
     def partition(self, outputs: list[tf.Tensor]) -> Any:
         """Splits the results of a call: counts, next inputs, sums of metrics, counters."""

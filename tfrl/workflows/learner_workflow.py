@@ -52,7 +52,7 @@ from tfrl.workflows.checks import (
     check_newest,
     check_resets,
     check_whole,
-    made_agent,
+    make_agent,
     name_of,
 )
 from tfrl.workflows.collectors import Collectors
@@ -153,7 +153,7 @@ class LearnerWorkflow(Workflow):
         self._learner: Learner | None = None
         self._evaluators: dict[Any, Evaluator] = {}
         self.env = check_episodes("env", env)
-        self.agent: Agent = made_agent(agent, env)
+        self.agent: Agent = make_agent(agent, env)
         agent = self.agent
         if optimizer is not None:
             learner_config = learner_config or default_config

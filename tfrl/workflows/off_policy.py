@@ -38,7 +38,7 @@ from tfrl.workflows.checks import (
     check_replay,
     check_room,
     check_whole,
-    made_replay,
+    make_replay,
     on_server,
     sampled,
     updates_ratio,
@@ -217,7 +217,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             kind = ReverbReplay if on_host(env) else InGraphReplay
             replay = functools.partial(kind, capacity=capacity)
         if not hasattr(replay, "init") or isinstance(replay, type):
-            replay = made_replay(
+            replay = make_replay(
                 name,
                 replay,
                 obs_spec=agent.obs_spec,

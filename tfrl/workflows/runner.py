@@ -281,9 +281,9 @@ class Runner:
 
         def once(carried: Any, sums: Any, seconds: Any) -> Any:
             carried, f, _, s = iterated(carried)
-            return carried, tally().add(sums, f), [t + s for t in seconds]
+            return carried, accumulator().add(sums, f), [t + s for t in seconds]
 
-        def tally() -> MetricAccumulator:
+        def accumulator() -> MetricAccumulator:
             return MetricAccumulator(self._names[run_stages.phase.name], self._slots)
 
         start = (carried, zeros, [zero] if timed else [])
@@ -309,7 +309,7 @@ class Runner:
                 name="iterations",
             )
         counters = of(carried).metrics.counters()
-        return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
+        return carried, done, accumulator().result(sums), counters, seconds[0] if timed else zero
 
     def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
         """Runs the loop in Python; see `loop`."""
