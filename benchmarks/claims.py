@@ -136,7 +136,7 @@ CLAIMS = (
     Claim(
         "ppo/brax_hopper.gin",
         None,
-        note="needs the extra `jax`; for the JAX loop beside it see below",
+        note="needs the extra `jax`",
         seeds=3,
         tested=False,
     ),
