@@ -10,7 +10,7 @@ PY_CURRENT := .venv-current/bin/python
 INSTALLED_CURRENT := .venv-current/.installed
 # Two processes: each holds a TensorFlow. tests/conftest.py shares the cores between them.
 TEST_WORKERS ?= 2
-# The processes of the tests share compiled modules: each would compile 850 files otherwise.
+# Processes share compiled modules: each process of the tests would compile 850 files otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 # More arguments for pytest, for example: make test ARGS='-k gae'
 ARGS ?=

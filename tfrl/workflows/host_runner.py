@@ -28,6 +28,7 @@ from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
+from tfrl.workflows.rollout_sources import RolloutSource
 from tfrl.workflows.run_state import State
 from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import RunPhase, Stages
@@ -69,16 +70,6 @@ class Experience(Protocol):
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
 
-class PlaysRollouts(Protocol):
-    """The source of rollouts, as a host runner uses it."""
-
-    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns `play(agent_state, env_state, carry, key)`, see `rollout_sources`."""
-
-    def env_steps(self, played: Nest) -> int:
-        """Returns the env steps of the experience that `play` returned, in all processes."""
-
-
 class HostIterating(Iterating, Protocol):
     """A workflow, as a host runner uses it."""
 
@@ -88,7 +79,7 @@ class HostIterating(Iterating, Protocol):
     overlap: bool
 
     @property
-    def rollout_source(self) -> PlaysRollouts:
+    def rollout_source(self) -> RolloutSource:
         """Where the rollouts come from."""
 
     def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
