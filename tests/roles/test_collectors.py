@@ -109,6 +109,43 @@ def test_on_policy(synchronous):
     job.server.stop()
 
 
+@pytest.mark.parametrize("lost", [parameters.TABLE, tables.ROLLOUTS])
+def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, monkeypatch):
+    """A restarted server may have lost the learner's request, or rollouts for it."""
+    job, learner = Job(PPO, 2), workflow(PPO)
+    collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+    state = learner.setup(0)
+    job.begin()
+    state, _ = advance(learner, state, 64)
+    client, publish = reverb().Client(job.server.address), parameters.publish
+    before, restarts = collectors._request, []
+
+    def reconnect():
+        collectors._variables._heartbeat.reconnections += 1
+
+    def publish_then_lose(client, published):
+        publish(client, published)
+        if restarts or published.request == before:
+            return
+        if lost == tables.ROLLOUTS:
+            next(client.sample(lost, 1, emit_timesteps=False))  # another reader takes it
+        else:
+            client.reset(lost)
+        restarts.append(threading.Timer(0.5, reconnect))  # while the learner waits
+        restarts[0].start()
+
+    # Only the learner's publications: collectors publish nothing.
+    monkeypatch.setattr(parameters, "publish", publish_then_lose)
+    state, rows = advance(learner, state, 320)
+    assert restarts
+    assert [row["policy_lag"] for row in rows] == [0.0] * 8
+    assert learner.env_steps(state) == 320
+    collectors.finish(state)
+    job.join()
+    learner.close()
+    job.server.stop()
+
+
 @pytest.mark.slow
 def test_a_learner_on_several_replicas():
     """Their rows together are those of one device, and so is what is learnt of them."""

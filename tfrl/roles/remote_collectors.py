@@ -417,8 +417,7 @@ class RolloutCollectors(RemoteCollectors):
     def begin(self, state: State) -> None:
         """See `RemoteCollectors`; starts a synchronous run's requests at a new number."""
         if self._synchronous and not self._request:
-            now = time.time_ns()
-            self._request = now if self._group is None else int(self._group.broadcast(now))
+            self._request = self._of_chief(time.time_ns())
         super().begin(state)
 
     @property
@@ -446,25 +445,37 @@ class RolloutCollectors(RemoteCollectors):
         Each of several workers gets its share of them.
         """
         del key, waits
-        if self._synchronous:
+        steps = self._learner_steps
+        rollouts: list[list[np.ndarray]] = []
+        sources: set[tuple[int, int]] = set()  # request and collector of each rollout
+        lags: list[int] = []
+
+        def request_again() -> None:
+            """After a restart, which may have lost the parameters or rollouts."""
+            self._dropped += len(rollouts)
+            rollouts.clear()
+            lags.clear()
             self._request += 1
+            self._publish(agent_state)
+
+        if self._synchronous:
+            self._request = self._of_chief(self._request + 1)
         if self._synchronous or self._is_due():
             self._publish(agent_state)
-        steps, tasks = self._learner_steps, set()
-        rollouts: list[list[np.ndarray]] = []
-        lags: list[int] = []
         deadline = time.monotonic() + self.wait_seconds
+        on_reconnect = request_again if self._synchronous and self._leads else None
         while len(rollouts) < self._share:
-            item = self._next(deadline)
-            task_id = int(item.pop(TASK_ID))
+            item = self._next(deadline, on_reconnect)
+            task_id, request = int(item.pop(TASK_ID)), int(item.pop(REQUEST))
             self._heard[task_id] = time.monotonic()
             lag = steps - int(item.pop(POLICY_VERSION))
-            request = int(item.pop(REQUEST))
             late = self._max_policy_lag is not None and lag > self._max_policy_lag
-            if late or (self._synchronous and (request != self._request or task_id in tasks)):
+            # Reverb may insert a rollout twice. The chief's requests may be newer than a worker's.
+            known = self._synchronous and (request, task_id) in sources
+            if late or known or (self._synchronous and request < self._request):
                 self._dropped += 1
                 continue
-            tasks.add(task_id)
+            sources.add((request, task_id))
             rollouts.append([item[path] for path in self._leaves])
             lags.append(lag)
         joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
@@ -488,14 +499,21 @@ class RolloutCollectors(RemoteCollectors):
         """Returns the values of all workers of the learner."""
         return [value] if self._group is None else self._group.all_gather(value)
 
-    def _next(self, deadline: float) -> dict[str, np.ndarray]:
-        """Takes the oldest rollout from the queue."""
+    def _of_chief(self, value: int) -> int:
+        """Returns the chief's value, in all workers of the learner."""
+        return value if self._group is None else int(self._group.broadcast(value))
+
+    def _next(
+        self, deadline: float, on_reconnect: Callable[[], None] | None
+    ) -> dict[str, np.ndarray]:
+        """Takes the oldest rollout from the queue; see `Connection.guard`."""
         client = self._variables.client
         try:
             (sample,) = self._variables.guard(
                 lambda: list(client.sample(ROLLOUTS, 1, emit_timesteps=False)),
                 "waiting for rollouts",
                 timeout=max(deadline - time.monotonic(), 1.0),
+                on_reconnect=on_reconnect,
             )
         except ServerSilentError:
             self._refuse_wait("none")

@@ -328,7 +328,12 @@ class Connection:
             raise self._lost_error(what)
 
     def guard(
-        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+        self,
+        fn: Callable[[], T],
+        what: str,
+        timeout: float | None = None,
+        again: bool = True,
+        on_reconnect: Callable[[], None] | None = None,
     ) -> T:
         """Calls a function that may block; a lost server raises an error.
 
@@ -341,6 +346,8 @@ class Connection:
           timeout: Seconds that it may take while the server answers the heartbeat; None for a call
             with its own deadline.
           again: Whether a failed call may be repeated.
+          on_reconnect: Called after each outage during the call, for example to send again what
+            the server may have lost.
 
         Returns:
           The result of `fn`.
@@ -350,6 +357,7 @@ class Connection:
           ServerSilentError: The call takes longer than `timeout` and is abandoned.
         """
         patience = time.monotonic() + (self._reconnect_seconds or 0.0)
+        handled = self.reconnections
         while True:
             self.check(what)
             outages = self.reconnections
@@ -361,6 +369,9 @@ class Connection:
                         raise self._lost_error(what)
                     if self._heartbeat.lost or self._heartbeat.busy:
                         began = time.monotonic()
+                    elif on_reconnect is not None and self.reconnections != handled:
+                        handled = self.reconnections
+                        on_reconnect()
                     elif timeout is not None and time.monotonic() - began > timeout:
                         raise too_long(timeout, self._name, what)
             except BaseException:  # Ctrl-C too: the call's objects must stay alive.
