@@ -4,6 +4,7 @@ import collections
 import ctypes
 import gc
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -109,11 +110,9 @@ def note_places(notes):
     """Sets whether graph operations record the Python stack, 1/12 of the test time."""
     from tensorflow.python.framework import ops
 
-    if ops._create_c_op.__defaults__ in (
-        (None, True),
-        (None, False),
-    ):  # of op_def and this argument
-        ops._create_c_op.__defaults__ = (None, notes)
+    create = inspect.unwrap(ops._create_c_op)  # defaults of op_def and extract_traceback
+    assert create.__defaults__ in ((None, True), (None, False))
+    create.__defaults__ = (None, notes)
 
 
 @pytest.fixture

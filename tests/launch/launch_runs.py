@@ -29,7 +29,7 @@ TINY = (
     "train.final_eval_episodes=4",
     "train.report=False",
 )
-IN_TIME = 120.0
+IN_TIME = 300.0
 TRAINING = ("tfrl.launch.train", "tfrl.launch.evaluate")
 
 
