@@ -1,8 +1,8 @@
 """Kills and stops processes of a distributed run at random moments, and looks how it ends.
 
-  python -m tests.faults.roles --times=20 --kinds=collect,learn
+  python -m tests.faults.roles --times=20 --faults_per_run=4 --kinds=collect,learn
 
-It prints a line of JSON for each run.
+It prints a line of JSON for each run, which has several faults of one kind.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class Outcome:
 
     Attributes:
       kind: What was done to it.
-      seconds: When, after the learner had begun.
+      faults: How often, before its end.
       code: The exit code.
       summary: The learner's `summary.json`.
       output: All that was printed.
@@ -39,7 +39,7 @@ class Outcome:
     """
 
     kind: str
-    seconds: float
+    faults: int
     code: int
     summary: dict
     output: str
@@ -62,7 +62,7 @@ def children(pid, binary=None):
 
 def run(
     kind,
-    seconds,
+    waits,
     root,
     *,
     gin_file=IMPALA,
@@ -77,7 +77,7 @@ def run(
     Args:
       kind: One of `KINDS`, or "stop:<kind>"; "launch" sends SIGTERM to the launcher, and gives the
         same command again.
-      seconds: When, after the learner has made its first checkpoint.
+      waits: Seconds before each fault; the first after the learner's first checkpoint.
       root: The run folder.
       gin_file: The training.
       bindings: Gin bindings.
@@ -96,6 +96,7 @@ def run(
         f"--seed={seed}",
         f"--root_dir={root}",
         "--evaluators=1",
+        f"--max_restarts={len(waits) + 3}",
         *(f"--gin_bindings={binding}" for binding in bindings),
     ]
     deadline, log = time.monotonic() + bound, pathlib.Path(f"{root}.log")
@@ -105,33 +106,40 @@ def run(
             if launcher.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(log.read_text())
             time.sleep(0.05)
-        time.sleep(seconds)
         verb, _, binary = kind.rpartition(":")
-        started = dict(children(launcher.pid))
-        if kind == "launch":
-            launcher.send_signal(signal.SIGTERM)
-            first = launcher.wait(timeout=deadline - time.monotonic())
-            assert first in (0, 143), log.read_text()
-            launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        else:
+        started, faults = {}, 0
+        for seconds in waits:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(timeout=seconds)
+                break
+            started.update(children(launcher.pid))
             victims = sorted(children(launcher.pid, binary))
-            if victims and verb == "stop":
+            if kind == "launch":
+                launcher.send_signal(signal.SIGTERM)
+                first = launcher.wait(timeout=deadline - time.monotonic())
+                assert first in (0, 143), log.read_text()
+                launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            elif not victims:
+                continue
+            elif verb == "stop":
                 os.kill(victims[-1], signal.SIGSTOP)
                 time.sleep(STOPPED_SECONDS)
                 with contextlib.suppress(ProcessLookupError):  # the launcher may have replaced it
                     os.kill(victims[-1], signal.SIGCONT)
-            elif victims:
+            else:
                 os.kill(victims[-1], signal.SIGKILL)
+            faults += 1
         code = launcher.wait(timeout=max(deadline - time.monotonic(), 1.0))
     left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
     summary = pathlib.Path(root, "summary.json")
     told = json.loads(summary.read_text()) if summary.exists() else {}
-    return Outcome(kind, seconds, code, told, log.read_text(), left)
+    return Outcome(kind, faults, code, told, log.read_text(), left)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--faults_per_run", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--gin_file", default=IMPALA)
     parser.add_argument("--learners", type=int, default=1)
@@ -139,24 +147,28 @@ def main():
     parser.add_argument("--gin_bindings", action="append", default=[])
     options = parser.parse_args()
     rng, bad = random.Random(0), 0
-    for i in range(options.times):
-        for kind in options.kinds.split(","):
+    for kind in options.kinds.split(","):
+        left, seed = options.times, 0
+        while left > 0:
+            count = min(options.faults_per_run, left)
+            waits = [rng.uniform(0.0, options.most_seconds) for _ in range(count)]
             with tempfile.TemporaryDirectory() as folder:
                 began = time.monotonic()
                 outcome = run(
                     kind,
-                    rng.uniform(0.0, options.most_seconds),
+                    waits,
                     str(pathlib.Path(folder, "run")),
                     gin_file=options.gin_file,
                     learners=options.learners,
                     bindings=options.gin_bindings,
-                    seed=i,
+                    seed=seed,
                 )
+            left, seed = left - max(outcome.faults, 1), seed + 1
             good = outcome.code == 0 and not outcome.left
             bad += not good
             row = {
                 "kind": kind,
-                "at": round(outcome.seconds, 1),
+                "faults": outcome.faults,
                 "code": outcome.code,
                 "return": outcome.summary.get("eval_return_mean"),
                 "env_steps": outcome.summary.get("env_steps"),

@@ -1,0 +1,116 @@
+"""Runs a distributed training for an hour; memory and descriptors must not grow after 10 minutes.
+
+  python -m tests.faults.soak --minutes=60
+
+Prints one JSON line per process, `{role: ...}` with its resident memory in MB and its open file
+descriptors after 10 minutes and at the end, each the median of five minutes; and a last line with
+the exit code after SIGTERM and the env steps. It fails if a process has grown by more than 3%, or
+by more than a descriptor.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests.faults.roles import ROOT, children
+
+FIRST_MINUTE = 10.0
+SAMPLE_SECONDS = 5.0
+MOST_GROWTH = 0.03
+
+
+def role_of(line):
+    """Returns a process's binary and, of several, its number."""
+    binary, task = re.search(r"-m tfrl (\S+)", line), re.search(r"--task_id=(\d+)", line)
+    return " ".join(x.group(1) for x in (binary, task) if x) or line
+
+
+def usage(pid):
+    """Returns resident memory in MB, and the number of open descriptors."""
+    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, descriptors
+
+
+def report(role, samples, minutes):
+    """Returns the row of a process, with whether its memory and descriptors stay.
+
+    Args:
+      role: Its name.
+      samples: [(minutes, MB, descriptors)].
+      minutes: The length of the run.
+    """
+    window = min(5.0, (minutes - FIRST_MINUTE) / 2)
+    row = {"role": role, "samples": len(samples)}
+    for i, name in ((1, "mb"), (2, "descriptors")):
+        first = [s[i] for s in samples if FIRST_MINUTE <= s[0] < FIRST_MINUTE + window]
+        last = [s[i] for s in samples if s[0] >= minutes - window]
+        row[name] = [round(statistics.median(x), 1) if x else None for x in (first, last)]
+    complete = None not in row["mb"]
+    row["stays"] = (
+        complete
+        and row["mb"][1] <= row["mb"][0] * (1.0 + MOST_GROWTH)
+        and row["descriptors"][1] <= row["descriptors"][0] + 1
+    )
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--gin_file", default="dqn/gymnasium_cartpole.gin")
+    parser.add_argument("--collectors", type=int, default=2)
+    parser.add_argument("--gin_bindings", action="append", default=[])
+    options = parser.parse_args()
+    if options.minutes <= FIRST_MINUTE:
+        parser.error(f"--minutes must be more than {FIRST_MINUTE:g}")
+    samples, begun = {}, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        root, log = pathlib.Path(folder, "run"), pathlib.Path(folder, "log")
+        command = [
+            sys.executable,
+            str(ROOT / "bin" / "launch.py"),
+            f"--gin_file={options.gin_file}",
+            f"--collectors={options.collectors}",
+            f"--root_dir={root}",
+            "--evaluators=1",
+            "--gin_bindings=train.total_env_steps = 1_000_000_000",
+            *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
+        ]
+        with open(log, "wb") as output:
+            launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            while (now := (time.monotonic() - begun) / 60) < options.minutes:
+                if launcher.poll() is not None:
+                    print(log.read_text(), file=sys.stderr)
+                    return 1
+                processes = {launcher.pid: "launch"}
+                processes.update((p, role_of(x)) for p, x in children(launcher.pid).items())
+                for pid, role in processes.items():
+                    try:
+                        samples.setdefault((role, pid), []).append((now, *usage(pid)))
+                    except (FileNotFoundError, ProcessLookupError):
+                        continue
+                time.sleep(SAMPLE_SECONDS)
+            launcher.send_signal(signal.SIGTERM)
+            code = launcher.wait(timeout=120.0)
+        rows = [report(role, s, options.minutes) for (role, _), s in sorted(samples.items())]
+        summary = root / "summary.json"
+        told = json.loads(summary.read_text()) if summary.exists() else {}
+        metrics = (root / "metrics.jsonl").read_text().splitlines()
+    for row in rows:
+        print(json.dumps(row))
+    steps = told.get("env_steps") or json.loads(metrics[-1])["env_steps"]
+    print(json.dumps({"minutes": options.minutes, "code": code, "env_steps": steps}))
+    return int(code != 143 or not all(row["stays"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
