@@ -136,8 +136,8 @@ CLAIMS = (
     Claim(
         "ppo/brax_hopper.gin",
         828.9,
-        note="needs the extra `jax`; a plain JAX loop with equal settings reached 883.7, 1,242.1 and "
-        "828.9 with seeds 0 to 2, `python -m benchmarks.jax_learning --env=jax/brax:hopper "
+        note="needs the extra `jax`; a plain JAX loop with equal settings reached 883.7, 1,242.1 "
+        "and 828.9 with seeds 0 to 2, `python -m benchmarks.jax_learning --env=jax/brax:hopper "
         "--seeds=3`: 984.9, of which the target is the lower end of the 95% bootstrap interval",
         seeds=3,
         tested=False,

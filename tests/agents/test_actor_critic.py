@@ -153,6 +153,12 @@ class SquashTest(parameterized.TestCase):
         action = agent.compute_actions(agent.init(KEY), tf.zeros([2000, 3]), KEY).action
         self.assertLess(float(tf.reduce_min(action[:, 1])), 0.0)
 
+    @parameterized.parameters(False, True)
+    def test_the_initial_deviation(self, shared):
+        agent = made(action_spec=tf.TensorSpec([2]), shared_torso=shared, init_log_std=-2.0)
+        actions = agent.compute_actions(agent.init(KEY), tf.zeros([2000, 3]), KEY).action
+        np.testing.assert_allclose(np.std(actions, axis=0), np.exp(-2.0), rtol=0.05)
+
     def test_bounds_must_be_finite(self):
         with pytest.raises(UserError, match="expected finite bounds with low < high, since squash"):
             made(action_spec=tf.TensorSpec([2]), squash=True)

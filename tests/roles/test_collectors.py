@@ -117,8 +117,7 @@ def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, mo
     state = learner.setup(0)
     job.begin()
     state, _ = advance(learner, state, 64)
-    client, publish = reverb().Client(job.server.address), parameters.publish
-    before, restarts = collectors._request, []
+    publish, before, restarts = parameters.publish, collectors._request, []
 
     def reconnect():
         collectors._variables._heartbeat.reconnections += 1

@@ -35,15 +35,18 @@ def default_torso(
     )
 
 
-def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> networks.Network:
+def default_policy(
+    torso: networks.Torso, action_spec: Nest, squash: bool, init_log_std: float
+) -> networks.PolicyNetwork:
     """A linear head of gain 0.01; for continuous actions with a state-independent log-std.
 
     Source: Huang et al. 2022, detail 2 and of continuous actions 1 to 4,
     https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
     """
-    return networks.PolicyNetwork(
-        torso=torso, distribution=distributions.make_distribution(action_spec, squash=squash)
+    distribution = distributions.make_distribution(
+        action_spec, squash=squash, init_log_std=init_log_std
     )
+    return networks.PolicyNetwork(torso=torso, distribution=distribution)
 
 
 def with_memory(torso: networks.Torso, cell: str | None, size: int) -> networks.Torso:

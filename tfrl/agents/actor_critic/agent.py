@@ -56,6 +56,7 @@ class ActorCritic(NormalizingAgent):
       memory_size: Its size; only with `memory`.
       sequence_length: Steps of backpropagation through time; None for the full rollout.
       squash: Whether continuous actions are squashed with tanh into their bounds.
+      init_log_std: The initial log standard deviation of continuous actions.
       obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
         one); None for all of it.
       value_obs_key: The item for the default value network, such as the "state" of a centralised
@@ -84,6 +85,7 @@ class ActorCritic(NormalizingAgent):
     memory_size: int = 128
     sequence_length: int | None = None
     squash: bool = False
+    init_log_std: float = 0.0
     discount: float = 0.99
     gae_lambda: float = 0.95
     gae_horizon: int | None = None
@@ -128,6 +130,7 @@ class ActorCritic(NormalizingAgent):
             "gae_lambda": Bound(0, 1),
             "value_coef": Bound(0),
             "obs_clip": Bound(0, closed=False),
+            "init_log_std": Bound(-20, 2),
         }
 
     # Networks.
@@ -201,15 +204,18 @@ class ActorCritic(NormalizingAgent):
             body = self.torso or default_torso(input_spec, hidden, key)
             return with_memory(body, self.memory, self.memory_size)
 
+        def policy_on(torso: networks.Torso) -> networks.PolicyNetwork:
+            return default_policy(torso, self.action_spec, self.squash, self.init_log_std)
+
         value_key = self.obs_key if self.value_obs_key is None else self.value_obs_key
         if self.shared_torso:
             head = networks.MLP(hidden=())
             return networks.ActorCriticNetwork(
-                policy=default_policy(head, self.action_spec, self.squash),
+                policy=policy_on(head),
                 value=networks.ValueNetwork(torso=head),
                 trunk=torso(self.obs_key),
             )
-        policy = self.policy or default_policy(torso(self.obs_key), self.action_spec, self.squash)
+        policy = self.policy or policy_on(torso(self.obs_key))
         value = self.value or networks.ValueNetwork(torso=torso(value_key))
         return networks.ActorCriticNetwork(policy=policy, value=value)
 
