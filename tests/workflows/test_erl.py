@@ -13,7 +13,7 @@ import tfrl
 from tests.docs_helpers import ROOT
 from tfrl import make_env, seeding, struct
 from tfrl.errors import UserError
-from tfrl.evolution import GA, NSGA2, OpenES
+from tfrl.evolution import GA, NSGA2, MAPElites, OpenES
 from tfrl.evolution.episodes import in_one_column
 from tfrl.replay import InGraphReplay
 from tfrl.workflows import ERLWorkflow
@@ -34,6 +34,7 @@ TD3 = functools.partial(TracedAgent, hidden=(4,), normalize_obs=True)
 SAC = functools.partial(tfrl.SAC, hidden=(4,))
 BUFFER = functools.partial(InGraphReplay, capacity=2_000)
 CEM_RL = {"train_half": True, "inject": "none", "optimizer": OpenES(pop_size=4)}
+ARCHIVE = {"pop_size": 4, "grid": (2,), "descriptor_bounds": ((0.0, 1.0),)}
 INJECTED = {"inject": "replace", "inject_every": 2, "optimizer": OpenES(pop_size=4)}
 CEM_RL_OF_SAC = {**CEM_RL, "agent": functools.partial(SAC, tau=0.1, normalize_obs=True)}
 
@@ -338,6 +339,14 @@ def test_the_page_explains_settings_and_metrics(options):
     assert {n for n in rows[0] if n.split("/")[0] not in ("critic", "actor")} - counters <= named
 
 
+def test_agents_of_two_algorithms_learn_from_the_population():
+    """Only the first one's actor meets the search."""
+    rows, _ = after(
+        workflow_of(agent={"a": TD3, "b": SAC}, optimizer=OpenES(pop_size=4), inject="mean"), 2
+    )
+    assert np.isfinite(rows[-1]["a/critic/loss"]) and np.isfinite(rows[-1]["b/critic/loss"])
+
+
 def test_a_state_that_was_consumed_or_copied_into_tensors():
     workflow = workflow_of()
     state = workflow.setup(0)
@@ -361,6 +370,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
         ({"group": "policy"}, r"group.*actor"),
         ({"optimizer": None}, r"a search of tfrl.evolution"),
         ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"one objective"),
+        ({"optimizer": MAPElites(**ARCHIVE)}, r"optimizer.*descriptors.*MAPElites"),
         ({"inject": "mean"}, r"GA.pull.*mean"),
         ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniformly"),
         ({"replay": functools.partial(BUFFER, capacity=3)}, r"replay.capacity.*4"),

@@ -266,6 +266,7 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
         (lambda: pbt(workflow=off_policy(replay=PRIORITIZED)), "state stacks.*priorities"),
         (lambda: sac(hyperparameters=("discount",), n_step=3), "n_step=1.*n-step rewards"),
         (lambda: pbt(workflow=member(task="gymnasium:CartPole-v1")), "state stacks.*host"),
+        (lambda: pbt(workflow=pbt()), "state stacks"),
         (lambda: pbt(workflow="ppo"), "workflow"),
         (lambda: pbt(fitness="return"), "fitness.*training"),
         (

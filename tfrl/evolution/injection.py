@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.evolution.core import EvoOptimizer, EvoState
+from tfrl.evolution.diversity import MAPElites
 from tfrl.types import Nest
 
 KINDS = ("replace", "extra", "mean", "none")
@@ -43,6 +44,13 @@ class Injection(struct.Struct):
                 "optimizer",
                 expected="a search of one objective",
                 got=f"{name} of {self.optimizer.num_objectives}",
+                remedy="Use GA, OpenES or CEM.",
+            )
+        if isinstance(self.optimizer, MAPElites):
+            raise UserError(
+                "optimizer",
+                expected="a search that needs no behaviour descriptors",
+                got=name,
                 remedy="Use GA, OpenES or CEM.",
             )
         if self.kind == "replace" and self.num_actors >= size:

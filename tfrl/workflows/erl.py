@@ -302,8 +302,10 @@ class ERLWorkflow(Workflow):
         return params[self.group]
 
     def _check_same_form(self, agent_state: Mapping[str, Any]) -> None:
+        """Checks that the actors that enter the population have the structure of its members."""
         forms = {}
-        for module_id in self.modules:
+        injects_all = self.injection.kind in ("replace", "extra")
+        for module_id in list(self.modules)[: None if injects_all else 1]:
             leaves_of = struct.paths(self._actor_of(agent_state, module_id))
             forms[module_id] = {path: tuple(x.shape) for path, x in leaves_of.items()}
         first = next(iter(forms))
@@ -313,8 +315,8 @@ class ERLWorkflow(Workflow):
                     f"group {self.group!r} of agent {module_id!r}",
                     expected=f"parameters of the form that agent {first!r} has: {forms[first]}",
                     got=str(form),
-                    remedy="Give agents of one algorithm and the same actor network: a population "
-                    "has members of one form.",
+                    remedy="Give agents of one algorithm and the same actor network, or inject "
+                    "only the first agent, or none: inject='mean' or 'none'.",
                 )
 
     # A generation.

@@ -20,7 +20,7 @@ from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.core import Workflow
-from tfrl.workflows.learner_workflow import LearnerWorkflow
+from tfrl.workflows.erl import ERLWorkflow
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
@@ -355,11 +355,12 @@ _STAGES = ("rollout", "update", "evaluation", "ask", "play", "tell")
 
 def _check_stacks(workflow: Workflow) -> None:
     stacks = workflow.env is not None and not on_host(workflow.env)
+    stacks &= not isinstance(workflow, (ERLWorkflow, PBTWorkflow))  # of variables, of members
     if isinstance(workflow, OffPolicyWorkflow):
         replay = workflow.replay
         stacks &= isinstance(replay, InGraphReplay) and not replay.has_tree
-    if isinstance(workflow, LearnerWorkflow) and workflow.replicas.several:
-        stacks = False
+    replicas = getattr(workflow, "replicas", None)
+    stacks &= replicas is None or not replicas.several
     if not stacks:
         raise UserError(
             "PBTWorkflow.workflow",
@@ -368,5 +369,5 @@ def _check_stacks(workflow: Workflow) -> None:
             "the device, on one replica",
             got=workflow.describe(),
             remedy="Environments on the host and experience on a server are not in the state; "
-            "priorities are written in place.",
+            "ERL and priorities write in place.",
         )
