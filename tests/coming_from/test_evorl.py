@@ -139,7 +139,7 @@ class TestAgent:
             x.compute_actions(s, start.obs, KEY) for x, s in ((agent, state), (named, state))
         )
         np.testing.assert_array_equal(one.action, two.action)
-        with pytest.raises(UserError, match="expected the specs, since it was made without"):
+        with pytest.raises(UserError, match="expected the specs, since its constructor"):
             agent.init(KEY)
 
     @pytest.mark.parametrize("env_id", ["tf:CartPole-v1", "gymnasium:CartPole-v1"])

@@ -381,7 +381,7 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_model": unbuilt},
-            "get_model of Wrong: expected a model with trainable variables, got one that is not "
+            "get_model of Wrong: expected a model with trainable variables, got an unknown number "
             "built yet. Give it an Input, or call it once on a batch of observations.",
         ),
         (
@@ -391,8 +391,8 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_optimizer": lambda self: 0.1},
-            "get_optimizer of Wrong: expected an optimizer of tfrl.learning.optimizers or of "
-            "Keras, got 0.1. Make one, such as tfrl.learning.optimizers.Adam().",
+            "get_optimizer of Wrong: expected an optimizer from tfrl.learning.optimizers or "
+            "Keras, got 0.1. Create one, such as tfrl.learning.optimizers.Adam().",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: None},
