@@ -133,11 +133,11 @@ def test_a_workflow_of_objects():
     assert int(workflow.replay_buffer(state).size()) == 0
     slots = state.opt_state["dqn"]
     assert set(slots) == {"iterations", "learning_rate"}
-    with pytest.raises(UserError, match="eval_env: expected None beside an evaluator"):
+    with pytest.raises(UserError, match="eval_env: expected None with an evaluator"):
         OnPolicyWorkflow(env, PPO, None, evaluator, eval_env=eval_env)
     with pytest.raises(UserError, match="evaluator: expected a tfrl.evaluation.Evaluator"):
         OnPolicyWorkflow(env, PPO, "adam", eval_env)
-    with pytest.raises(UserError, match="replay_buffer: expected None beside replay"):
+    with pytest.raises(UserError, match="replay_buffer: expected None with replay"):
         OffPolicyWorkflow(env, agent, replay_buffer=replay, replay=replay)
 
 
