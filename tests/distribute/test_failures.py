@@ -80,7 +80,7 @@ def test_a_stopped_worker_still_accepts_connections(listening):
     error = multi_worker.translate(op_error("DeadlineExceededError", STOPPED), workers)
     assert str(error).startswith(
         f"Worker 0 ({workers.addresses[0]}): expected every worker to answer until the run ends, "
-        "got a lost connection (Deadline Exceeded). Start all"
+        "got a lost connection (Deadline Exceeded). Restart all"
     )
 
 

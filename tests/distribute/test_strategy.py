@@ -182,7 +182,7 @@ def test_a_tpus_name_outside_of_google_cloud(monkeypatch):
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
     message = tpu_error(tpu="mine")
     assert message.startswith("--strategy=tpu: expected a TPU at 'mine' (from --tpu), got")
-    assert "no TPU: Name or service not known: mine. Give" in message
+    assert "no TPU: Name or service not known: mine. Pass" in message
 
 
 def test_connects_then_initialises_then_makes_the_strategy(monkeypatch):

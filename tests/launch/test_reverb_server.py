@@ -164,7 +164,7 @@ def test_environments_are_closed():
 
 
 def test_mistakes_before_tensorflow(call, capsys):
-    assert paragraph(call()).startswith("--gin_file: expected the gin file of a training, got not")
+    assert paragraph(call()).startswith("--gin_file: expected the gin file of a training, got no ")
     text = paragraph(in_process(reverb_server.main, capsys, "--gin_file=sac/tf_pendulum.gin"))
     assert text.startswith("--root_dir: expected a folder for the checkpoints of the tables, got")
     text = paragraph(call("--gin_file=no_such.gin"))

@@ -381,7 +381,8 @@ class TestDamage:
             checkpointing.restore_from_path(other, path)
         assert str(error.value) == (
             f"learner checkpoint {path / part}: expected an intact checkpoint, got a "
-            f"damaged checkpoint: {name} has changed since it was written. Use another checkpoint, or "
+            f"damaged checkpoint: {name} has changed since it was written. Use another "
+            "checkpoint, or "
             "restore the intact components by name."
         )
         assert other.loaded == []

@@ -296,7 +296,7 @@ def test_a_server_that_does_not_come_back_in_time(server, connect):
     connection = connect(server.address, reconnect_seconds=1.0)
     server.stop()
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match="got connection refused for 1 s. Start the server"):
+    with pytest.raises(ServerLostError, match="got connection refused for 1 s. Restart the server"):
         connection.guard(threading.Event().wait, "waiting")
     assert 0.8 < time.monotonic() - began < NOTICED
 
