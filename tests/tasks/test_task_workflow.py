@@ -381,7 +381,7 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_model": unbuilt},
-            "get_model of Wrong: expected a model with trainable variables, got an unknown number "
+            "get_model of Wrong: expected a model with trainable variables, got one that is not "
             "built yet. Give it an Input, or call it once on a batch of observations.",
         ),
         (

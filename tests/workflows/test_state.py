@@ -89,7 +89,9 @@ def test_a_state_of_tensors_is_not_consumed():
     assert workflow.evaluate(state)[0]["eval_episodes"] == 2
     assert workflow.env_steps(state) == 0
     workflow.step(one)
-    with pytest.raises(UserError, match="of iteration 2, got that of iteration 1, which a later"):
+    with pytest.raises(
+        UserError, match="of iteration 2, got the state of iteration 1, which a later"
+    ):
         workflow.step(one)
     with pytest.raises(UserError, match="which a later step has consumed"):
         workflow.evaluate(one)
