@@ -122,7 +122,7 @@ def test_matches_spec_names_missing_and_unexpected_leaves():
     missing = value()
     del missing["camera"]
     assert message(checks.matches_spec, "obs", missing, SPEC, [5]) == (
-        "obs/camera/image: expected a tensor uint8 [5, 8, 8, 1], got nothing there (the leaves are "
+        "obs/camera/image: expected a tensor uint8 [5, 8, 8, 1], got no such leaf (the leaves are "
         "pair/left, pair/right/0)."
     )
     extra = value()
@@ -173,7 +173,7 @@ def test_messages_of_validators():
         "n: expected a whole number of at least 1 and at most 3, got True. Give 1 to 3."
     )
     assert message(checks.number, "n", "2", 0, 1, closed=False, optional=True) == (
-        "n: expected a number above 0 and at most 1 or None, got '2'. Give one finite number."
+        "n: expected a number above 0 and at most 1 or None, got '2'. Pass a finite number."
     )
     assert message(checks.one_of, "mode", "grap", ["graph", "xla"]) == (
         "mode: expected one of graph, xla, got 'grap'. Did you mean graph?"
@@ -182,7 +182,7 @@ def test_messages_of_validators():
         "fields: expected some of mean, total, got totl. Did you mean total?"
     )
     assert message(checks.same_keys, "obs", {"a": 1, "c": 2}, ["a", "b"]) == (
-        "obs: expected a dict with the keys a, b, got no b and the unknown c."
+        "obs: expected a dict with the keys a, b, got no b and unknown c."
     )
     assert message(checks.same_keys, "obs", 3, ["a"]) == (
         "obs: expected a dict with the keys a, got int."

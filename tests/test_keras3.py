@@ -262,7 +262,7 @@ class TestModules:
     def test_regularizers_are_refused(self):
         K = tf.keras
         layer = K.layers.Dense(1, kernel_regularizer="l2")
-        with pytest.raises(UserError, match="Put them into loss_fn"):
+        with pytest.raises(UserError, match="Add them in loss_fn"):
             KerasModule(model=K.Sequential([K.Input([2]), layer]), loss_fn="mse")
 
     def test_a_task_trains_its_own_model(self):

@@ -347,7 +347,7 @@ class TensorDictTest(tf.test.TestCase):
     def test_the_name_of_a_method_is_no_attribute(self):
         d = struct.TensorDict()
         for name in ("values", "items", "update", "replace"):
-            with pytest.raises(AttributeError, match=rf"TensorDict.{name}: it is a method. Use"):
+            with pytest.raises(AttributeError, match=rf"TensorDict.{name}: it is a method. Set"):
                 setattr(d, name, 1)
             d[name] = 1
             self.assertEqual(d[name], 1)

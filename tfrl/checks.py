@@ -110,7 +110,7 @@ def number(
         name,
         expected=" and ".join(limits) + (" or None" if optional else ""),
         got=repr(value),
-        remedy=remedy or "Give one finite number.",
+        remedy=remedy or "Pass a finite number.",
     )
 
 
@@ -136,7 +136,7 @@ def boolean(name: str, value: Any, *, remedy: str = "") -> Any:
     """Returns a bool, Python's or NumPy's."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return value
-    remedy = remedy or "Give one of the two, without quotes."
+    remedy = remedy or "Pass True or False, without quotes."
     raise UserError(name, expected="True or False", got=repr(value), remedy=remedy)
 
 
@@ -183,7 +183,7 @@ def strings(name: str, value: Any, *, remedy: str = "") -> tuple[str, ...]:
     """Returns a tuple of strings; a single string is none."""
     if not isinstance(value, str) and all(isinstance(x, str) for x in value):
         return tuple(value)
-    remedy = remedy or "Give a tuple, also for one name: ('lives',)."
+    remedy = remedy or "Pass a tuple, even for a single name: ('lives',)."
     raise UserError(name, expected="a sequence of names", got=repr(value), remedy=remedy)
 
 
@@ -198,7 +198,7 @@ def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") ->
         name,
         expected=f"{'None or ' if optional else ''}a tuple of sizes, each an int of at least 1",
         got=repr(value),
-        remedy=remedy or "(64, 64) makes two layers, (64,) one.",
+        remedy=remedy or "Pass (64, 64) for two layers or (64,) for one.",
     )
 
 
@@ -222,7 +222,7 @@ def same_keys(name: str, given: Any, wanted: Iterable[Any], *, more: bool = Fals
         missing = [str(k) for k in keys if k not in given]
         extra = [] if more else [str(k) for k in given if k not in keys]
         got = [f"no {', '.join(missing)}"] * bool(missing)
-        got += [f"the unknown {', '.join(extra)}"] * bool(extra)
+        got += [f"unknown {', '.join(extra)}"] * bool(extra)
     else:
         got = [type(given).__name__]
     if got:
@@ -363,13 +363,13 @@ def matches_spec(
                 leaf,
                 expected=f"a tensor {specs[path].dtype.name} "
                 f"{_text([*batch_shape, *specs[path].shape])}",
-                got=f"nothing there (the leaves are {', '.join(values) or 'none'})",
+                got=f"no such leaf (the leaves are {', '.join(values) or 'none'})",
             )
         if path not in specs:
             raise UserError(
                 leaf,
                 expected=f"only the leaves of the spec ({', '.join(specs) or 'none'})",
-                got="a leaf that the spec does not have",
+                got="a leaf that is not in the spec",
             )
         _leaf_matches(leaf, values[path], specs[path], batch_shape)
 

@@ -210,9 +210,9 @@ def converted(optimizer: Any) -> Any:
     if kind is None or type(optimizer) is not getattr(keras3.module().optimizers, name, None):
         raise UserError(
             f"{name} of Keras 3",
-            expected="an optimizer that Keras 2 has too",
+            expected="an optimizer that Keras 2 also provides",
             got=f"a {type(optimizer).__module__}.{name}",
-            remedy=f"Use one of tfrl.learning.optimizers or of {PACKAGE}.optimizers.",
+            remedy=f"Use one from tfrl.learning.optimizers or {PACKAGE}.optimizers.",
         )
     return kind.from_config(keras3.optimizer_config(optimizer))
 
@@ -414,9 +414,9 @@ def build(model_fn: Callable[[], api.Model], spec: Nest) -> tuple[api.Model, Nes
     if tf.distribute.has_strategy():
         raise UserError(
             "KerasNetwork",
-            expected="to be made outside of a distribution strategy's scope",
+            expected="construction outside a distribution strategy's scope",
             got=f"a {type(tf.distribute.get_strategy()).__name__}",
-            remedy="Make the agent before entering strategy.scope().",
+            remedy="Create the agent before entering strategy.scope().",
         )
     with tf.init_scope():
         model = model_fn()
@@ -440,8 +440,8 @@ def build(model_fn: Callable[[], api.Model], spec: Nest) -> tuple[api.Model, Nes
         raise UserError(
             "Keras model",
             expected="plain `call` methods",
-            got=f"one decorated with tf.function in {(compiled or [model])[0].name}",
-            remedy="Take the decorator away; what uses the network is compiled as a whole.",
+            got=f"a `call` decorated with tf.function in {(compiled or [model])[0].name}",
+            remedy="Remove the decorator; the caller of the network is compiled as a whole.",
         )
     return model, tf.nest.map_structure(lambda y: tf.TensorSpec(y.shape[1:], y.dtype), output)
 

@@ -119,10 +119,10 @@ def stateless_call(
     if others:
         raise UserError(
             "Keras model",
-            expected="layers that change only variables of their own",
-            got="one that draws from Keras' global generator, or changes another's variable",
-            remedy="Give the layer a generator, self.seed = keras.random.SeedGenerator(), and its "
-            "draws seed=self.seed.",
+            expected="layers that change only their own variables",
+            got="a layer that uses Keras' global generator or changes another layer's variable",
+            remedy="Set self.seed = keras.random.SeedGenerator() in the layer and pass "
+            "seed=self.seed to its draws.",
         )
     return output, after
 
@@ -201,7 +201,7 @@ def optimizer_config(optimizer: Any) -> dict[str, Any]:
             raise UserError(
                 f"{type(optimizer).__name__} of Keras 3",
                 expected=f"{name}=None",
-                got=f"one with {name}",
-                remedy="Leave it out, or use an optimizer of tfrl.learning.optimizers.",
+                got=f"an optimizer with {name}",
+                remedy="Leave it out, or use an optimizer from tfrl.learning.optimizers.",
             )
     return config

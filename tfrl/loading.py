@@ -76,12 +76,12 @@ def name_of(value: Any) -> str:
       UnknownNameError: It is a lambda, was made inside a function, or is none of both.
     """
     if not is_named(value):
-        raise UnknownNameError(f"a {type(value).__name__}, which is no function and no class")
+        raise UnknownNameError(f"a {type(value).__name__}, which is not a function or class")
     name = f"{value.__module__}:{value.__qualname__}"
     if "<lambda>" in name:
         raise UnknownNameError("a lambda, which has no name")
     if "<locals>" in name:
-        raise UnknownNameError(f"{value.__qualname__}, which was made inside a function")
+        raise UnknownNameError(f"{value.__qualname__}, which is defined inside a function")
     return name
 
 
@@ -95,8 +95,8 @@ def resolve(name: Any) -> Any:
     obj = _loadable.get(f"{_MOVED.get(module, module)}:{qualname}")
     if obj is None:
         raise UnknownNameError(
-            f"the name {name!r}, which is not loadable here; if that is code of yours, import it "
-            f"and call tfrl.loadable({str(name).rpartition(':')[2]}) before"
+            f"the name {name!r}, which is not registered here; if it is your own code, import it "
+            f"and call tfrl.loadable({str(name).rpartition(':')[2]}) first"
         )
     return obj
 
@@ -109,7 +109,7 @@ def resolve_enum(name: Any) -> type[enum.Enum]:
     """
     obj = resolve(name)
     if not isinstance(obj, type) or not issubclass(obj, enum.Enum):
-        raise UnknownNameError(f"{name}, which is no Enum")
+        raise UnknownNameError(f"{name}, which is not an Enum")
     return obj
 
 
@@ -151,9 +151,9 @@ def import_code(module: str, thing: str) -> types.ModuleType:
     elif module not in _trusted:
         raise UserError(
             thing,
-            expected=f"no code in {_distrusted}: a run folder may come from anyone",
+            expected=f"no code in {_distrusted}, since it may come from an untrusted source",
             got=f"the Python module {module!r}, which would be imported and run",
-            remedy="If you trust the folder, give --allow_code, or name the module in a --gin_file "
-            "of your own.",
+            remedy="If you trust the folder, pass --allow_code or import the module in your own "
+            "--gin_file.",
         )
     return importlib.import_module(module)

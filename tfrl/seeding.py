@@ -40,9 +40,9 @@ def key(seed: int | tf.Tensor) -> tf.Tensor:
     if not (tf.is_tensor(seed) and seed.dtype.is_integer and seed.shape.rank == 0):
         raise UserError(
             "seed",
-            expected="a whole number, or an integer scalar tensor",
+            expected="an integer, or a scalar integer tensor",
             got=repr(seed),
-            remedy="Give a number such as 0.",
+            remedy="Pass an integer such as 0.",
         )
     return _words(seed)
 
@@ -59,9 +59,9 @@ def as_key(key_or_seed: Any) -> tf.Tensor:
     if not tensor.dtype.is_integer or tensor.shape != [2]:
         raise UserError(
             "key",
-            expected="whole numbers int32 [2], or a seed",
+            expected="an int32 tensor of shape [2], or a seed",
             got=f"{tensor.dtype.name} of shape {tuple(tensor.shape)}",
-            remedy="Make one by tfrl.seeding.key(0), or leave it out.",
+            remedy="Create a key with tfrl.seeding.key(0), or leave it out.",
         )
     return tf.cast(tensor, tf.int32)
 

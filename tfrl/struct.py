@@ -106,7 +106,7 @@ def _check_static(owner: type, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray | tf.Tensor | tf.Variable):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field: expected a Python value that can be "
-            f"compared, got {type(value).__name__}. Give numbers as tuples, or declare the field "
+            f"compared, got {type(value).__name__}. Pass numbers as tuples, or declare the field "
             "with static=False."
         )
     if isinstance(value, tuple | list):
@@ -368,8 +368,8 @@ class TensorDict(dict):
         """Sets the item `name`; an error inside compiled code or for names of dict methods."""
         if hasattr(dict, name) or name == "replace":
             raise AttributeError(
-                f"cannot assign TensorDict.{name}: it is a method. Use d[{name!r}] = ... for the "
-                "item, and read it by the same brackets."
+                f"cannot assign TensorDict.{name}: it is a method. Set the item with "
+                f"d[{name!r}] = ... and read it with d[{name!r}]."
             )
         if tf.inside_function():
             raise AttributeError(

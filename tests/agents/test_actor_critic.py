@@ -168,12 +168,12 @@ class MessagesTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"policy": POLICY, "memory": "gru"},
-            "PPO.memory: expected None where policy is given, got 'gru'. Put a RecurrentTorso into "
-            "the given policy, or leave one of the two out.",
+            "PPO.memory: expected None with a custom policy, got 'gru'. Put a RecurrentTorso into "
+            "the policy, or leave out memory or policy.",
         ),
         (
             {"torso": networks.PolicyNetwork(torso=TORSO, distribution=make_distribution(ACTION))},
-            "PPO.torso: expected a tfrl.networks torso, or None, got PolicyNetwork. Give for "
+            "PPO.torso: expected a tfrl.networks torso, or None, got PolicyNetwork. Pass for "
             "example torso=",
         ),
         (

@@ -312,8 +312,8 @@ class MessagesTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"action_spec": specs.MultiDiscreteSpec([2, 3])},
-            "Choose PPO, which takes actions of any kind, or number combinations of discrete "
-            "actions with a wrapper.",
+            "Choose PPO, which takes actions of any kind, or flatten the discrete actions into "
+            "one with a wrapper.",
         ),
         ({"action_spec": cases.BOX}, "Choose PPO, which takes actions of any kind"),
         (
@@ -329,13 +329,16 @@ class MessagesTest(parameterized.TestCase):
         ({"n_step": 0}, "DQN.n_step: expected a whole number of at least 1, got 0."),
         (
             {"q": networks.QNetwork(torso=cases.TABLE, num_actions=4)},
-            "DQN.q: expected a network that gives one value for each of 3 actions, float32 "
-            "[..., 3], got QNetwork, which gives float32 [..., 4].",
+            "DQN.q: expected a network that returns one value for each of 3 actions, float32 "
+            "[..., 3], got QNetwork, which returns float32 [..., 4].",
         ),
-        ({"q": cases.TABLE}, "one an action, got MLP. Give QNetwork(torso=..., num_actions=...)"),
+        ({"q": cases.TABLE}, "one per action, got MLP. Pass QNetwork(torso=..., num_actions=...)"),
         ({"torso": 3}, "DQN.torso: expected a tfrl.networks torso, or None, got int."),
         ({"epsilon": "high"}, "DQN.epsilon: expected a number, a list [[0, v0], [t1, v1], ...]"),
-        ({"epsilon": 5}, "DQN.epsilon: expected values from 0 to 1, got 5.0. Points are [env step"),
+        (
+            {"epsilon": 5},
+            "DQN.epsilon: expected values from 0 to 1, got 5.0. Pass points [env step",
+        ),
         ({"epsilon": -0.1}, "DQN.epsilon: expected values from 0 to 1, got -0.1."),
         (
             {"epsilon": [[0, 100], [1000, 5]]},

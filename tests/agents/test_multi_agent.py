@@ -99,12 +99,14 @@ class MappingTest(parameterized.TestCase):
             "no_module",
             {"policy_mapping_fn": {"agent_0": "shared"}},
             "MultiAgent.policy_mapping_fn: expected a module for every agent, agent_0, agent_1, "
-            "agent_2, got none for agent_1, agent_2. Map them to one of shared.",
+            "agent_2, got no module for agent_1, agent_2. Map them to one of shared.",
         ),
         (
             "no_agent",
             {"policies": {"x": SMALL, "y": SMALL}, "policy_mapping_fn": lambda a: "x"},
-            "MultiAgent.policies: expected policies that act for some agent, got none for y.",
+            "MultiAgent.policies: expected policies that act for at least one agent, got no agent "
+            "for "
+            "y.",
         ),
         (
             "no_mapping",
@@ -132,15 +134,15 @@ class MappingTest(parameterized.TestCase):
         (
             "different_actions",
             {"action_spec": {a: specs.DiscreteSpec(2 + i % 2) for i, a in enumerate(IDS)}},
-            "module 'shared': expected agents with one action spec, that of agent_0: {'.': "
+            "module 'shared': expected agents with the action spec of agent_0: {'.': "
             "DiscreteSpec(2, start=0, dtype=int64)}, got agent_1: {'.': DiscreteSpec(3, start=0, "
-            "dtype=int64)}. Map agents that differ to modules of their own",
+            "dtype=int64)}. Map agents with different specs to separate modules",
         ),
         (
             "no_agent_class",
             {"policies": {"shared": lambda obs_spec, action_spec: 3}},
             "module 'shared': expected an agent, or a function of obs_spec and action_spec that "
-            "makes one, got int.",
+            "returns one, got int.",
         ),
         (
             "other_spec",
@@ -149,7 +151,7 @@ class MappingTest(parameterized.TestCase):
                     "shared": SMALL(obs_spec=tf.TensorSpec([3]), action_spec=specs.DiscreteSpec(3))
                 }
             },
-            "module 'shared': obs_spec: expected that of agent_0,",
+            "module 'shared': obs_spec: expected the spec of agent_0,",
         ),
     )
     def test_messages(self, changes, message):

@@ -41,7 +41,7 @@ class FlagsTest(parameterized.TestCase):
         for bad in ("no", 0, 1, None, np.array([True])):
             with self.assertRaises(UserError) as error:
                 made(name, **{flag: bad})
-            message = f"{owner}.{flag}: expected True or False, got {bad!r}. Give one of the two"
+            message = f"{owner}.{flag}: expected True or False, got {bad!r}. Pass True or False"
             self.assertIn(message, str(error.exception))
         for good in (True, False, np.bool_(True), np.bool_(False)):
             self.assertEqual(getattr(made(name, **{flag: good}), flag), good)

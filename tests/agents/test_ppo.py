@@ -244,7 +244,7 @@ class AgentTest(parameterized.TestCase):
             "expected a number of at least 0 or None, got [[0, 0.2],",
         ),
         ({"clip": True}, "PPO.clip: expected a number of at least 0 or None, got True"),
-        ({"clip": None}, "PPO.clip: expected a number where there is no KL penalty, got None"),
+        ({"clip": None}, "PPO.clip: expected a number, since there is no KL penalty, got None"),
         ({"clip": "0.2"}, "PPO.clip: expected a number of at least 0 or None, got '0.2'"),
         ({"value_coef": -1}, "PPO.value_coef: expected a number of at least 0, got -1"),
         ({"value_coef": float("inf")}, "PPO.value_coef: expected a number of at least 0, got inf"),

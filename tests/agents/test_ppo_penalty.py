@@ -168,8 +168,8 @@ class WeightTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"kl_coef": 0.0, "kl_target": None},
-            "PPO.clip: expected a number where there is no KL penalty, got None. Give clip=0.2; or "
-            "kl_coef=1.0 and kl_target=0.01 for PPO-penalty.",
+            "PPO.clip: expected a number, since there is no KL penalty, got None. Set clip=0.2, "
+            "or kl_coef=1.0 and kl_target=0.01 for PPO-penalty.",
         ),
         ({"kl_coef": 0.0}, "PPO.kl_coef: expected a number above 0, got 0.0"),
         ({"kl_coef": -1.0, "kl_target": None}, "PPO.kl_coef: expected a number of at least 0, got"),

@@ -438,7 +438,7 @@ class MessagesTest(parameterized.TestCase):
         self.assertEqual(
             str(error.value),
             f"PPO.{name}: expected a divisor of the 24 steps of a rollout, got 5. The nearest "
-            "that divide are 4 and 6.",
+            "divisors are 4 and 6.",
         )
 
     @parameterized.parameters(
@@ -448,7 +448,7 @@ class MessagesTest(parameterized.TestCase):
         ({"memory_size": -1}, "RecurrentTorso.size: expected a whole number of at least 1, got -1"),
         (
             {"torso": networks.RecurrentTorso(body=networks.MLP())},
-            "RecurrentTorso.body: expected a torso without memory",
+            "RecurrentTorso.body: expected a feed-forward torso",
         ),
     )
     def test_messages(self, changes, message):

@@ -153,7 +153,8 @@ class ReinforceTest(parameterized.TestCase):
         lambda_, horizon = changes.get("gae_lambda", 1.0), changes.get("gae_horizon")
         self.assertEqual(
             str(error.value),
-            "Reinforce: expected gae_lambda 1 and gae_horizon None: REINFORCE takes whole returns, "
-            f"got gae_lambda {lambda_} and gae_horizon {horizon}. A2C bootstraps from the value "
-            "function.",
+            "Reinforce: expected gae_lambda=1 and gae_horizon=None, since REINFORCE uses full "
+            "returns, "
+            f"got gae_lambda={lambda_} and gae_horizon={horizon}. Use A2C to bootstrap from the "
+            "value function.",
         )

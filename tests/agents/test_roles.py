@@ -94,16 +94,16 @@ class WholeNetworksTest(parameterized.TestCase):
             kind(obs_spec=OBS, action_spec=spec, **given)
 
     @parameterized.parameters(
-        ({"critic_network": Own(2)}, CHOICE, "for a Discrete action a value for each"),
+        ({"critic_network": Own(2)}, CHOICE, "Discrete action one value per action"),
         (
             {"critic_network": PLAIN_VALUE},
             CHOICE,
-            "expected a network that gives one value for each of",
+            "expected a network that returns one value for each of",
         ),
         (
             {"actor_network": PLAIN_VALUE},
             CHOICE,
-            "A stochastic actor gives distributions",
+            "Return distributions from a stochastic actor",
         ),
     )
     def test_the_remedy_is_about_them(self, given, spec, message):
@@ -113,13 +113,13 @@ class WholeNetworksTest(parameterized.TestCase):
 
 class RolesTest(parameterized.TestCase):
     @parameterized.parameters(
-        (PPO, {"policy": Q}, CHOICE, "PPO.policy: expected a network that gives a distribution"),
-        (PPO, {"policy": VALUE}, CHOICE, "PPO.policy: .*ValueNetwork, which gives float32"),
+        (PPO, {"policy": Q}, CHOICE, "PPO.policy: expected a network that returns a distribution"),
+        (PPO, {"policy": VALUE}, CHOICE, "PPO.policy: .*ValueNetwork, which returns float32"),
         (
             A2C,
             {"policy": policy(BOX)},
             CHOICE,
-            "A2C.policy: expected a network that gives a distribution",
+            "A2C.policy: expected a network that returns a distribution",
         ),
         (
             PPO,
@@ -131,19 +131,24 @@ class RolesTest(parameterized.TestCase):
             PPO,
             {"policy": policy(specs.DiscreteSpec(4))},
             CHOICE,
-            "PolicyNetwork, which gives a distribution, Categorical of 4 act",
+            "PolicyNetwork, which returns a distribution, Categorical of 4 act",
         ),
         (PPO, {"value": Q}, CHOICE, r"PPO.value: .*one number.*float32 \[..., 3\]"),
         (PPO, {"value": policy(CHOICE)}, CHOICE, "PPO.value: .*a distribution, Categorical"),
-        (DQN, {"q": VALUE}, CHOICE, r"DQN.q: expected a network that gives one value for each of"),
+        (
+            DQN,
+            {"q": VALUE},
+            CHOICE,
+            r"DQN.q: expected a network that returns one value for each of",
+        ),
         (DQN, {"q": policy(CHOICE)}, CHOICE, "DQN.q: .*a distribution, Categorical"),
         (
             DQN,
             {"q": networks.QNetwork(torso=MEMORY, num_actions=3)},
             CHOICE,
-            "DQN.q: expected a network without memory.*QNetwork, which has one",
+            "DQN.q: expected a network without memory.*QNetwork, which is recurrent",
         ),
-        (DQN, {"q": Own(2), "normalize_obs": True}, CHOICE, r"which gives float32 \[..., 2\]"),
+        (DQN, {"q": Own(2), "normalize_obs": True}, CHOICE, r"which returns float32 \[..., 2\]"),
     )
     def test_refused(self, agent, given, action_spec, message):
         obs = OBS if "normalize_obs" not in given else {**OBS, "picture": tf.TensorSpec([2, 2])}

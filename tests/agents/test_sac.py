@@ -468,7 +468,7 @@ class MessagesTest(parameterized.TestCase):
     def test_an_entropy_that_discrete_play_cannot_have(self, target):
         message = (
             "SAC.target_entropy: expected an entropy of 3 discrete actions, from 0 to log 3 = "
-            f"1.0986, got {target}. Leave it out and give entropy_scale, "
+            f"1.0986, got {target}. Leave it out and set entropy_scale, "
         )
         with pytest.raises(UserError) as error:
             made(action_spec=ACTIONS, target_entropy=target)

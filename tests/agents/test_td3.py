@@ -256,8 +256,8 @@ class MessagesTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"action_spec": specs.BoundedTensorSpec([1], tf.float32, 0.0, np.inf)},
-            "Give the environment's action space bounds, and leave out ActionClip, which takes "
-            "them away; or use PPO, whose Gaussian needs none.",
+            "Set bounds in the environment's action space and leave out ActionClip, which removes "
+            "them; or use PPO, which needs no bounds.",
         ),
         (
             {"action_spec": specs.BoundedTensorSpec([1], tf.float32, 1.0, 1.0)},
@@ -267,7 +267,7 @@ class MessagesTest(parameterized.TestCase):
             {"action_spec": {"a": cases.BOX, "b": specs.DiscreteSpec(3)}},
             "TD3: action spec b: expected a Box of floats, got DiscreteSpec(3, start=0, "
             "dtype=int64). Choose DQN for one Discrete action, or PPO, which takes actions of any "
-            "kind, and nests of them.",
+            "kind and nests of them.",
         ),
         ({"policy_delay": 0}, "TD3.policy_delay: expected a whole number of at least 1, got 0."),
         ({"target_noise": -0.1}, "TD3.target_noise: expected a number of at least 0, got -0.1."),

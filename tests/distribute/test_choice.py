@@ -52,11 +52,11 @@ def test_choice(name, tpu, cpus, environ, expected):
         (
             "auto", "", 1, {},
             "--tpu: expected a TPU's name, its address grpc://host:port, or 'local', got an empty "
-            "one. Give the address, or leave --tpu out.",
+            "string. Pass the address, or leave --tpu out.",
         ),
         (
             "one_device", None, 2, {},
-            "--num_logical_cpus=2: expected --strategy=mirrored, the one that uses several CPU "
+            "--num_logical_cpus=2: expected --strategy=mirrored, which alone uses several CPU "
             "devices, got --strategy=one_device. Leave --num_logical_cpus out, or choose "
             "--strategy=mirrored.",
         ),
@@ -65,11 +65,12 @@ def test_choice(name, tpu, cpus, environ, expected):
         ("auto", None, 1, {"TF_CONFIG": "{"}, "TF_CONFIG: expected a description of the workers"),
         (
             "multi_worker", None, 1, {},
-            "--strategy=multi_worker: expected the variable TF_CONFIG with the addresses of all "
-            "workers, got none. Set TF_CONFIG in every process, or leave --strategy out to train "
+            "--strategy=multi_worker: expected the environment variable TF_CONFIG with the "
+            "addresses of all workers, got no TF_CONFIG. Set TF_CONFIG in every process, or leave "
+            "--strategy out to train "
             "in one.",
         ),
-        ("multi_worker", None, 1, {"TF_CONFIG": "{}"}, "of all workers, got no cluster in it."),
+        ("multi_worker", None, 1, {"TF_CONFIG": "{}"}, "got a TF_CONFIG without a cluster."),
     ],
 )  # fmt: skip
 def test_mistakes(name, tpu, cpus, environ, message):

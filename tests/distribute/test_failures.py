@@ -53,8 +53,8 @@ def test_a_missed_heartbeat_names_the_worker(listening):
         f"Worker 1 ({workers.addresses[1]}): expected every worker to answer until the run ends, "
         "got a lost connection (Error reported from /job:worker/task:1: Task "
         "/job:worker/replica:0/task:1 heartbeat timeout. This indicates that the remote task has "
-        "failed). Start all workers again with the same command: the run goes on from its last "
-        "complete checkpoint."
+        "failed). Restart all workers with the same command to resume from the last complete "
+        "checkpoint."
     )
 
 
@@ -80,7 +80,7 @@ def test_a_stopped_worker_still_accepts_connections(listening):
     error = multi_worker.translate(op_error("DeadlineExceededError", STOPPED), workers)
     assert str(error).startswith(
         f"Worker 0 ({workers.addresses[0]}): expected every worker to answer until the run ends, "
-        "got a lost connection (Deadline Exceeded). Start all"
+        "got a lost connection (Deadline Exceeded). Restart all"
     )
 
 

@@ -45,7 +45,8 @@ def test_a_worker_that_never_comes(tmp_path):
     with processes.Cluster(START, 2, tmp_path, args=(1,)) as cluster:
         assert cluster.start(0).wait(0, 60.0) == 2
     assert cluster.err(0).startswith(
-        "TF_CONFIG: expected all 2 workers to come within 1 s, got no answer from worker 1 (127.0"
+        "TF_CONFIG: expected all 2 workers to connect within 1 s, got no answer from worker 1 "
+        "(127.0"
     )
 
 
@@ -69,5 +70,5 @@ def test_comes_before_any_computation(monkeypatch, free_port):
     config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     tf.constant(1.0)
-    with pytest.raises(UserError, match="expected to be made before TensorFlow computes anything"):
+    with pytest.raises(UserError, match="expected creation before TensorFlow runs any operation"):
         make_strategy("multi_worker")

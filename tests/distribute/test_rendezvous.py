@@ -45,7 +45,7 @@ def test_names_every_worker_that_did_not_come():
         multi_worker.wait_for_all(group(ports, 1), 0.5, said.append)
     assert time.monotonic() - started < 5.0
     assert str(error.value) == (
-        "TF_CONFIG: expected all 3 workers to come within 0.5 s, got no answer from "
+        "TF_CONFIG: expected all 3 workers to connect within 0.5 s, got no answer from "
         f"worker 0 (127.0.0.1:{ports[0]}): connection refused, "
         f"worker 2 (127.0.0.1:{ports[2]}): connection refused. "
         "Start the missing workers, or correct their addresses."
@@ -77,7 +77,7 @@ def test_a_port_in_use():
             multi_worker.wait_for_all(group(ports, 0), 5.0)
     assert str(error.value).startswith(
         f"TF_CONFIG, worker 0 (127.0.0.1:{ports[0]}): expected a free port for this worker, got "
-        "address already in use. Give every process its own task index"
+        "address already in use. Set a different task index"
     )
     assert error.value.exit_code == 75  # it may be of a worker that is just ending
 

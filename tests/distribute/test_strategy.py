@@ -66,7 +66,7 @@ def test_mirrored_needs_devices(machine):
 
 def test_splitting_the_cpu_comes_first():
     tf.constant(1.0)
-    with pytest.raises(UserError, match="--num_logical_cpus=3: expected to be set before TensorF"):
+    with pytest.raises(UserError, match="--num_logical_cpus=3: expected a setting before TensorF"):
         make_strategy("mirrored", num_logical_cpus=3)
 
 
@@ -154,14 +154,15 @@ def test_no_tpu_in_this_machine():
             f"--strategy=tpu: expected a TPU at 'local' (from {source}), got 1 CPU device and no "
             "GPU, and no TPU: TPUs not found in the cluster"
         )
-        assert "Give the TPU's address with --tpu" in line
+        assert "Pass the TPU's address with --tpu" in line
 
 
 def test_a_tpus_address_that_does_not_answer(free_port):
     message = tpu_error(tpu=f"grpc://127.0.0.1:{free_port}", startup_seconds=0.1)
     assert message == (
         f"The TPU in --tpu: expected an answer from 127.0.0.1:{free_port} within 0.1 s, got "
-        "connection refused. Start the TPU, correct the address, or leave it out to train without."
+        "connection refused. Start the TPU, correct the address, or leave it out to train without "
+        "a TPU."
     )
 
 
@@ -181,7 +182,7 @@ def test_a_tpus_name_outside_of_google_cloud(monkeypatch):
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
     message = tpu_error(tpu="mine")
     assert message.startswith("--strategy=tpu: expected a TPU at 'mine' (from --tpu), got")
-    assert "no TPU: Name or service not known: mine. Give" in message
+    assert "no TPU: Name or service not known: mine. Pass" in message
 
 
 def test_connects_then_initialises_then_makes_the_strategy(monkeypatch):

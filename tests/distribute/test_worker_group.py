@@ -96,11 +96,11 @@ def test_two_processes_agree(tmp_path):
             "7 True True",
             "False 1",
             f"waited {i == 0}",  # the other one comes a second later
-            f"{names[i]} is at {places[i]}, but {names[1 - i]} elsewhere: all must make the same "
-            "calls",
+            f"{names[i]} is at {places[i]}, but {names[1 - i]} elsewhere: all workers must make "
+            "the same calls",
         ]
     assert outputs[0].splitlines()[6] == (
-        f"WorkerLostError {names[1]}: expected to come to the barrier 'the end' within 2 s, got at "
-        "least one that runs, but did not come. See its output; start all workers again with the "
-        "same command: the run goes on from its last complete checkpoint."
+        f"WorkerLostError {names[1]}: expected to reach the barrier 'the end' within 2 s, got "
+        "at least one running worker that did not reach it. Check its output, and restart all "
+        "workers with the same command to resume from the last complete checkpoint."
     )

@@ -54,9 +54,9 @@ def test_an_index_may_be_a_string_of_digits():
     ("config", "got"),
     [
         ('{"cluster": ', "no JSON: Expecting value at character 12: '{\"cluster\": '"),
-        ("[]", "'[]', which is no object"),
+        ("[]", "'[]', which is not an object"),
         ({"task": {"type": "worker", "index": 0}}, "a task, but no cluster"),
-        ({"cluster": ["a:1"]}, "cluster '[\"a:1\"]', which is no object of jobs"),
+        ({"cluster": ["a:1"]}, "cluster '[\"a:1\"]', which is not an object of jobs"),
         (changed(task=None), "no task (needs type and index of this process)"),
         (changed(task={"type": "worker"}), 'the task \'{"type": "worker"}\' (needs type and'),
         (task("worker", 2), "the task index '2' of 2 workers"),

@@ -263,5 +263,5 @@ class BernoulliTest(tf.test.TestCase):
 
 def test_joint_has_no_twin():
     d = distributions.Joint(parts=(Bernoulli.from_logits(LOGITS),), spec=None)
-    with pytest.raises(NotImplementedError, match="Joint has no TensorFlow Probability twin"):
+    with pytest.raises(NotImplementedError, match="Joint has no TensorFlow Probability equivalent"):
         d.to_tfp()

@@ -229,7 +229,8 @@ class ErrorsTest(tf.test.TestCase):
         nested = distributions.make_distribution(NESTED)
         with pytest.raises(
             UserError,
-            match="action mask fly: expected a mask of an action, of aim/0, aim/1, keys, move, got",
+            match="action mask fly: expected a mask for an action among aim/0, aim/1, keys, move, "
+            "got",
         ):
             nested.build(tf.zeros([2, 15]), {}, {"fly": tf.ones([2, 4], tf.bool)})
 

@@ -252,14 +252,14 @@ class MendedTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (specs.DiscreteSpec(4), [3], "action mask .: expected shape [4] for"),
-        (specs.DiscreteSpec(4), [1], "got shape [1]. Give one truth value for each choice"),
+        (specs.DiscreteSpec(4), [1], "got shape [1]. Pass one boolean per choice"),
         (specs.MultiDiscreteSpec([3, 3]), [3], "expected shape [2, 3] for"),
         (specs.MultiDiscreteSpec([3, 2]), [5], "expected shape [2, 3] for"),
         (specs.BinarySpec((2, 2)), [2, 2], "expected shape [4] for"),
         (
             {"a": specs.DiscreteSpec(4)},
             {"b": [4]},
-            "action mask b: expected a mask of an action, of a, got a mask for b",
+            "action mask b: expected a mask for an action among a, got a mask for b",
         ),
         (
             {"a": specs.BoundedTensorSpec([1], tf.float32, -1.0, 1.0)},

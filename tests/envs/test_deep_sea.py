@@ -204,8 +204,8 @@ def test_the_picture():
         ),
         (
             {"unscaled_move_cost": -0.1},
-            "DeepSea.unscaled_move_cost: expected a number of at least 0, got -0.1. Give one "
-            "finite number.",
+            "DeepSea.unscaled_move_cost: expected a number of at least 0, got -0.1. Pass a finite "
+            "number.",
         ),
         (
             {"mapping_seed": True},

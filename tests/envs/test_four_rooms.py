@@ -189,8 +189,8 @@ def test_the_picture():
     [
         (
             {"success_prob": 1.5},
-            "FourRooms.success_prob: expected a number of at least 0 and at most 1, got 1.5. Give "
-            "one finite number.",
+            "FourRooms.success_prob: expected a number of at least 0 and at most 1, got 1.5. Pass "
+            "a finite number.",
         ),
         (
             {"goal": (0, 3)},

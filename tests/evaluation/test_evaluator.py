@@ -187,7 +187,7 @@ class EvaluatorTest(parameterized.TestCase):
         ),
         (
             {"discount": 1.01},
-            "discount: expected a number of at least 0 and at most 1, got 1.01. Give one finite "
+            "discount: expected a number of at least 0 and at most 1, got 1.01. Pass a finite "
             "number.",
         ),
         (
@@ -197,8 +197,8 @@ class EvaluatorTest(parameterized.TestCase):
         ),
         (
             {"env": fakes.Scripted(lengths=((9,),))},
-            "max_steps: expected a limit of the episode's steps, got None, and the environment "
-            "has no max_episode_steps. Give max_steps, or make the environment with "
+            "max_steps: expected a limit on the steps of an episode, got None, and the environment "
+            "has no max_episode_steps. Pass max_steps, or create the environment with "
             "max_episode_steps.",
         ),
         (

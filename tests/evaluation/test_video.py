@@ -203,7 +203,7 @@ def test_errors(tmp_path):
     assert error("a.avi") == ("path: expected a name that ends in .gif or .mp4, got a.avi.")
     (tmp_path / "file").touch()
     message = error(tmp_path / "file" / "a.mp4")
-    assert message.startswith("path: expected a file that can be written, got ")
+    assert message.startswith("path: expected a writable file, got ")
     assert message.endswith(").")
     assert error(tmp_path / "a.mp4", episodes=0) == (
         "episodes: expected a whole number of at least 1, got 0. Give 1 or more."
@@ -252,9 +252,8 @@ def test_a_renderer_that_fails_is_named(tmp_path):
         autoreset=Autoreset.SAME_STEP, max_episode_steps=None, task_limit=8,
     )  # fmt: skip
     expected = (
-        "the pictures of NoScreen: expected a renderer that works here, got RuntimeError: no "
-        "OpenGL context. Without a screen, MuJoCo draws with MUJOCO_GL=egl or osmesa in the "
-        "environment."
+        "rendering of NoScreen: expected a working renderer, got RuntimeError: no "
+        "OpenGL context. Set MUJOCO_GL=egl or MUJOCO_GL=osmesa to render MuJoCo without a display."
     )
     for call in (
         lambda: check_drawable(env),
@@ -280,9 +279,9 @@ def test_check_drawable(monkeypatch):
     with pytest.raises(UserError) as caught:
         check_drawable(bare)
     assert str(caught.value) == (
-        "the pictures of Scripted: expected a renderer that works here, got NotImplementedError: "
-        "Scripted has no renderer. A video of observation bars needs no renderer: leave "
-        "video_interval out."
+        "rendering of Scripted: expected a working renderer, got NotImplementedError: "
+        "Scripted has no renderer. Leave video_interval out, or record observation bars, which "
+        "need no renderer."
     )
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(UserError, match=r"pip install 'tfrl\[video\]'"):

@@ -57,7 +57,7 @@ def test_none_of_the_methods_is_refused():
     with pytest.raises(UserError) as error:
         callbacks.CallbackList([Recording(), 7])
     assert str(error.value) == (
-        "callbacks: expected objects with one or more of the methods on_step, on_evaluate, "
+        "callbacks: expected objects with at least one of the methods on_step, on_evaluate, "
         "on_checkpoint, got 7. Derive from tfrl.experiment.callbacks.Callback."
     )
 

@@ -245,10 +245,10 @@ class TestDamage:
         with pytest.raises(UserError) as error:
             manager.restore()
         assert str(error.value) == (
-            f"checkpoints in {tmp_path}: expected one that is usable, got damage in all 2 "
+            f"checkpoints in {tmp_path}: expected a usable checkpoint, got damage in all 2 "
             f"(ckpt-2: {DATA_FILE} has changed since it was written; "
             f"ckpt-1: {DATA_FILE} has changed since it was written). "
-            "Put back a copy of one, or start a new run with --if_exists=new."
+            "Restore a backup copy, or start a new run with --if_exists=new."
         )
 
     def test_damaged_step_asked_for(self, tmp_path):
@@ -258,9 +258,9 @@ class TestDamage:
         with pytest.raises(UserError) as error:
             manager.restore(2)
         assert str(error.value) == (
-            f"checkpoint {tmp_path / 'ckpt-2'}: expected a checkpoint as it was written, got a "
-            "damaged one: it is not marked complete. There are checkpoints of the steps 1, 2; "
-            "latest uses the newest undamaged one."
+            f"checkpoint {tmp_path / 'ckpt-2'}: expected an intact checkpoint, got a "
+            "damaged checkpoint: it is not marked complete. Choose one of the steps 1, 2, or "
+            "latest for the newest intact checkpoint."
         )
 
     def test_damaged_best_gives_the_next_best(self, tmp_path):
@@ -431,8 +431,8 @@ class TestCrashes:
                 manager.save(2, values_of(2), {})
         assert str(error.value) == (
             f"checkpoint {tmp_path / 'ckpt-2'}: expected a folder that can be written, "
-            "with room on the disk, got a full disk. Make room or choose another --root_dir; "
-            "earlier checkpoints are untouched."
+            "with room on the disk, got a full disk. Free disk space or choose another "
+            "--root_dir; earlier checkpoints are intact."
         )
         assert os.listdir(tmp_path) == ["ckpt-1"]
 

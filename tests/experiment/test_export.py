@@ -227,8 +227,8 @@ class TestExport:
             export_policy(agent, agent.init(KEY), tmp_path / "policy")
         assert str(error.value) == (
             "export of GreedyAgent: expected a method initial_carry(batch_size), since "
-            "evaluate_actions returns a carry, got a policy with memory, and nothing to begin an "
-            "episode with. Let it return the recurrent state of an episode's start."
+            "evaluate_actions returns a carry, got a recurrent policy without an initial carry. "
+            "Define it to return the initial recurrent state."
         )
         assert os.listdir(tmp_path) == []
 
@@ -239,7 +239,7 @@ class TestExport:
             export_policy(agent, agent.init(KEY), tmp_path / "policy")
         assert str(error.value) == (
             "names of the exported observation: expected a different name for every part, got "
-            "a/b, a_b, of which some agree once / is written as _. Rename the keys of the space."
+            "a/b, a_b, of which some collide once / is replaced by _. Rename the keys of the space."
         )
 
     def test_below_a_file(self, tmp_path):

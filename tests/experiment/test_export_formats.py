@@ -164,7 +164,7 @@ def test_onnx_holds_tensors_from_outside_of_the_function(tmp_path, size):
 
 def test_what_onnx_lacks_is_refused(tmp_path):
     onnx()
-    with pytest.raises(UserError, match="--format=onnx: expected a policy of operations that ONNX"):
+    with pytest.raises(UserError, match="--format=onnx: expected a policy whose operations ONNX"):
         export.write_onnx(with_function(tf.math.digamma), tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_what_tflite_lacks_is_taken_from_tensorflow_or_refused(tmp_path):
         with_function(lambda x: x * tf.linalg.det(tf.linalg.diag(x))[:, tf.newaxis]), tmp_path
     )
     assert about["ops"] == "built-in and Select TF ops"
-    with pytest.raises(UserError, match="--format=tflite: expected a policy of operations that"):
+    with pytest.raises(UserError, match="--format=tflite: expected a policy whose operations"):
         export.write_tflite(
             with_function(lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)), tmp_path
         )
@@ -231,8 +231,8 @@ class TestVerify:
         with pytest.raises(UserError) as error:
             self.verify("rescaled")
         assert str(error.value).startswith(
-            "verification of --format=onnx: expected the library's own actions, from a process "
-            "without it, to 1e-05, got distances and shares of equal choices: action/action_a 0.00"
+            "verification of --format=onnx: expected the library's actions within 1e-05, got "
+            "distances and shares of equal choices: action/action_a 0.00"
         )
         assert self.verify("rescaled", quantized=True)["max_error"] > 5e-4
 
@@ -275,10 +275,10 @@ class TestVerify:
         with pytest.raises(UserError) as error:
             self.verify("rescaled", quantized=True)
         assert str(error.value) == (
-            "verification of --format=onnx: expected 95% of its actions to be the library's own: "
-            "equal, or nearer than 5% of their range, got distances and shares of equal choices: "
-            "action/action_a 0.9400 within 5%. Nothing was written. Leave out --quantize; "
-            "--noverify writes it unverified."
+            "verification of --format=onnx: expected 95% of its actions equal to the library's, "
+            "or within 5% of their range, got distances and shares of equal choices: "
+            "action/action_a 0.9400 within 5%. Nothing was written. Leave out --quantize, or use "
+            "--noverify."
         )
 
         def other(found):

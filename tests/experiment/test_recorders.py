@@ -106,8 +106,8 @@ class TestCsv:
             recorders.CsvRecorder(path)
         assert str(error.value) == (
             f"metrics file {path}: expected a table whose first column is env_steps, with a name "
-            "for each column, got the header 'time,x'. Mend it or move the file away, or choose "
-            "another --root_dir; nothing was changed."
+            "for each column, got the header 'time,x'. Repair or move the file, or choose another "
+            "--root_dir; nothing was changed."
         )
 
     @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ class TestResume:
         with pytest.raises(UserError) as error:
             make(tmp_path / "file" / name)
         assert str(error.value) == (
-            f"metrics file {tmp_path / 'file' / name}: expected a file that can be written, got "
-            f"a file in place of a folder ({tmp_path / 'file'}). Choose another "
-            "--root_dir or make this one writable."
+            f"metrics file {tmp_path / 'file' / name}: expected a writable file, got "
+            f"a file in place of a folder ({tmp_path / 'file'}). Choose another --root_dir, or "
+            "make this folder writable."
         )
 
     def test_last_line_longer_than_a_block(self, tmp_path, make, name):

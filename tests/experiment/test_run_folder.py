@@ -75,8 +75,8 @@ class TestIfExists:
             folder.prepare("fail")
         assert str(error.value) == (
             f"root_dir {folder.root}: expected a folder without a run, because of "
-            "--if_exists=fail, got a folder that holds one. Choose another --root_dir, or "
-            "--if_exists=resume to go on with it, or --if_exists=new to move it aside."
+            "--if_exists=fail, got a folder with a run. Choose another --root_dir, "
+            "--if_exists=resume to resume the run, or --if_exists=new to move it aside."
         )
 
     def test_fail_without_a_run(self, tmp_path):
@@ -207,7 +207,7 @@ class TestSameConfiguration:
         with pytest.raises(UserError) as error:
             folder.check_same_configuration(self.OLD, new, allowed=("train.total_env_steps",))
         assert str(error.value) == (
-            f"root_dir {tmp_path}: expected the configuration of the run that it holds, got "
+            f"root_dir {tmp_path}: expected the configuration of its run, got "
             "gone.x = not set (the run has 1); net.layer_norm = True (the run has not set); "
             "ppo.gamma = 0.9 (the run has 0.99). Use the run's values, another --root_dir, or "
             "--if_exists=new to move the run aside."
@@ -320,10 +320,10 @@ class TestFiles:
         identity = os.stat(folder.root)
         folder.check_there(identity)
         folder.root.rename(tmp_path / "moved")
-        with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+        with pytest.raises(UserError, match="it was renamed or deleted"):
             folder.check_there()
         folder.prepare()
-        with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+        with pytest.raises(UserError, match="it was renamed or deleted"):
             folder.check_there(identity)
 
 
@@ -336,7 +336,7 @@ class TestTypes:
             ('{"seed": true}', "expected 'seed' of type int, got True"),
             ('{"seed": 1, "configuration": [1]}', "'configuration' of type dict, got [1]"),
             ('{"seed": 1, "compile_choices": 3}', "'compile_choices' of type dict, got 3"),
-            ('{"seed": 1}', "expected the entry 'configuration', got none"),
+            ('{"seed": 1}', "expected the entry 'configuration', got no such entry"),
             ("[]", "expected a JSON object, got list"),
         ],
     )

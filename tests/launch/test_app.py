@@ -142,8 +142,8 @@ def test_front_door_imports_no_tensorflow():
     [
         (
             ["--root_dri=x"],
-            "Error: Flag --root_dri: expected a flag of this binary, got one that it does not "
-            "have. Did you mean root_dir? --help explains them.\n",
+            "Error: Flag --root_dri: expected a flag of this binary, got an unknown flag. Did you "
+            "mean root_dir? --help explains them.\n",
         ),
         (
             ["--seed=abc"],
@@ -163,13 +163,14 @@ def test_front_door_imports_no_tensorflow():
         (
             ["train.total_env_steps=3"],
             "Error: Argument 'train.total_env_steps=3': expected flags of the form --name=value "
-            "only, got 1 argument without a flag. Put it behind its flag, or leave it out; "
-            "--help lists the flags.\n",
+            "only, got 1 argument without a flag. Pass it with its flag, or leave it out; --help "
+            "lists the flags.\n",
         ),
         (
             ["--strategy=multi_worker"],
-            "Error: --strategy=multi_worker: expected the variable TF_CONFIG with the addresses of "
-            "all workers, got none. Set TF_CONFIG in every process, or leave --strategy out to "
+            "Error: --strategy=multi_worker: expected the environment variable TF_CONFIG with the "
+            "addresses of all workers, got no TF_CONFIG. Set TF_CONFIG in every process, or leave "
+            "--strategy out to "
             "train in one.\n",
         ),
         (

@@ -72,7 +72,7 @@ def _paragraph(result):
 
 
 def test_mistakes(call, trained, tmp_path):
-    assert _paragraph(call()).startswith("--root_dir: expected the folder of a run, got nothing.")
+    assert _paragraph(call()).startswith("--root_dir: expected the folder of a run, got no value.")
     missing = tmp_path / "missing"
     assert _paragraph(call(f"--root_dir={missing}")) == (
         f"--root_dir={missing}: expected the folder of a run, with operative_config.gin in it, "
@@ -102,8 +102,8 @@ def test_no_checkpoint_yet_and_no_best(call, trained, tmp_path):
         path.rename(path.with_name(f".tmp-1-{path.name[5:]}"))
     before = launch_runs.tree(root)
     assert _paragraph(call(f"--root_dir={root}")) == (
-        f"--root_dir={root}: expected a run with a checkpoint, got none so far. Let the training "
-        "run to its first checkpoint."
+        f"--root_dir={root}: expected a run with a checkpoint, got none so far. Wait for the "
+        "first checkpoint of the training."
     )
     assert launch_runs.tree(root) == before, "the savers of a living run are left alone"
 
@@ -160,9 +160,10 @@ def test_ids_of_a_run_folder_name_no_code(call, trained, tmp_path, env_id, named
     command = f"make_env.env_kwargs={{'cmd': 'touch {mark}'}}"
     text = _paragraph(call(f"--root_dir={root}", f"--gin_bindings={command}"))
     assert text == (
-        f"environment {env_id}: expected no code in {root}/operative_config.gin: a run folder may "
-        f"come from anyone, got the Python module '{named}', which would be imported and run. If "
-        "you trust the folder, give --allow_code, or name the module in a --gin_file of your own."
+        f"environment {env_id}: expected no code in {root}/operative_config.gin, since it may "
+        f"come from an untrusted source, got the Python module '{named}', which would be imported "
+        "and run. If "
+        "you trust the folder, pass --allow_code or import the module in your own --gin_file."
     )
     assert not mark.exists()
 

@@ -138,12 +138,12 @@ def test_tflite_and_onnx_of_any_checkpoint(call, trained, tmp_path):
 
 def test_mistakes(call, trained, tmp_path, monkeypatch):
     flag = f"--root_dir={trained}"
-    assert _paragraph(call()).startswith("--root_dir: expected the folder of a run, got nothing.")
+    assert _paragraph(call()).startswith("--root_dir: expected the folder of a run, got no value.")
     assert "got no folder at" in _paragraph(call(f"--root_dir={tmp_path / 'missing'}"))
     text = _paragraph(call(flag, "--format=coreml"))
     assert text.startswith("Flag --format: expected one of saved_model, tf_agents, tflite, onnx")
     text = _paragraph(call(flag, "--quantize"))
-    assert text.startswith("--quantize: expected --format=tflite, which alone has weights of 8")
+    assert text.startswith("--quantize: expected --format=tflite, which alone supports 8-bit")
     text = _paragraph(call(flag, f"--output_dir={tmp_path / 'a'}", "--checkpoint=100"))
     assert text.startswith("checkpoint 100 of ") and "64, 128, 192, 256" in text
     text = _paragraph(call(flag, f"--output_dir={tmp_path / 'a'}", "--checkpoint=newest"))
@@ -154,12 +154,12 @@ def test_mistakes(call, trained, tmp_path, monkeypatch):
     # A folder that is no export is never replaced, a run least of all.
     for place in (tmp_path, trained):
         text = _paragraph(call(flag, f"--output_dir={place}", "--overwrite"))
-        assert text.startswith(f"--output_dir={place}: expected a folder that is not there yet")
+        assert text.startswith(f"--output_dir={place}: expected a new folder")
         assert text.endswith("got something else. Choose another --output_dir.")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "metadata.json").write_text('{"format": "onnx"}')
     text = _paragraph(call(flag, f"--output_dir={tmp_path / 'there'}"))
-    assert text.endswith("got an export that is there already. Give --overwrite to replace it.")
+    assert text.endswith("got an export that is there already. Pass --overwrite to replace it.")
     found = importlib.util.find_spec
     monkeypatch.setattr(
         export.importlib.util, "find_spec", lambda n: None if n == "tf2onnx" else found(n)
@@ -175,8 +175,8 @@ def test_no_checkpoint_yet(call, trained, tmp_path):
     root.mkdir()
     (root / "operative_config.gin").write_bytes((trained / "operative_config.gin").read_bytes())
     assert _paragraph(call(f"--root_dir={root}")) == (
-        f"--root_dir={root}: expected a run with a checkpoint, got none so far. Let the training "
-        "run to its first checkpoint."
+        f"--root_dir={root}: expected a run with a checkpoint, got none so far. Wait for the "
+        "first checkpoint of the training."
     )
     assert sorted(p.name for p in root.iterdir()) == ["operative_config.gin"]
 

@@ -194,7 +194,7 @@ def test_diamond_include_is_no_duplicate():
         (
             ["trainr.total_steps=1"],
             "Gin binding trainr.total_steps (--gin_bindings): expected the name of a configurable "
-            "before the dot, got 'trainr', which nothing has. Did you mean trainer.total_steps?",
+            "before the dot, got 'trainr', which is unknown. Did you mean trainer.total_steps?",
         ),
         (
             ["trainer.total_stepz=1"],
@@ -208,23 +208,23 @@ def test_diamond_include_is_no_duplicate():
         ),
         (
             ["twin.x=1"],
-            "Gin name twin (--gin_bindings): expected the name of one configurable, got several "
-            "of that name. Write one.place.twin or other.place.twin.",
+            "Gin name twin (--gin_bindings): expected the name of one configurable, got an "
+            "ambiguous name. Write one.place.twin or other.place.twin.",
         ),
         (
             ["trainer.network=@Ned()"],
-            "Gin name @Ned (--gin_bindings): expected the name of one configurable, got a name "
-            "that nothing has. Did you mean Net",
+            "Gin name @Ned (--gin_bindings): expected the name of one configurable, got an "
+            "unknown name. Did you mean Net",
         ),
         (
             ["trainer.rate=%ratee", "rate=1.0", "trainer.network=%rate"],
-            "Gin macro %ratee in trainer.rate (--gin_bindings): expected a macro that some line "
-            "defines, got no line 'ratee = value'. Did you mean rate?",
+            "Gin macro %ratee in trainer.rate (--gin_bindings): expected a macro that is defined, "
+            "got no line 'ratee = value'. Did you mean rate?",
         ),
         (
             ["trainer.rate=%rate"],
-            "Gin macro %rate in trainer.rate (--gin_bindings): expected a macro that some line "
-            "defines, got no line 'rate = value'. Add 'rate = value'.",
+            "Gin macro %rate in trainer.rate (--gin_bindings): expected a macro that is defined, "
+            "got no line 'rate = value'. Add 'rate = value'.",
         ),
         (
             ["trainer.rate"],
@@ -234,8 +234,8 @@ def test_diamond_include_is_no_duplicate():
         (
             ["total_steps=3"],
             "Gin binding total_steps (--gin_bindings): expected name.parameter = value, or a macro "
-            "that a value uses as %total_steps, got 'total_steps' without a dot, which nothing "
-            "uses. Did you mean trainer.total_steps?",
+            "that a value uses as %total_steps, got 'total_steps' without a dot, which is unused. "
+            "Did you mean trainer.total_steps?",
         ),
         (
             ["prob/build_world.num_worlds=3"],
@@ -303,7 +303,7 @@ def test_missing_include_names_its_line():
 def test_circular_include():
     pathlib.Path("a.gin").write_text("include 'b.gin'\n")
     pathlib.Path("b.gin").write_text("include 'a.gin'\n")
-    assert "do not include each other in a circle, got a.gin -> b.gin -> a.gin" in _error(["a.gin"])
+    assert "files without circular includes, got a.gin -> b.gin -> a.gin" in _error(["a.gin"])
 
 
 def test_mistake_in_a_file_names_the_line():
@@ -407,8 +407,8 @@ def test_unused_bindings_are_named():
         gin_files.check_used()
     assert str(error.value) == (
         "Gin bindings Net.width, probe/build_world.num_worlds, trainer.rate: expected bindings "
-        "that this run uses, got nothing that reads them. Take them out, or choose the part that "
-        "they configure."
+        "that this run uses, got bindings that it does not read. Remove them, or choose the "
+        "component that they configure."
     )
 
 
@@ -428,7 +428,7 @@ def test_operative_config_parses_again():
 def test_a_flag_bound_as_a_macro_is_named():
     with pytest.raises(UserError) as error:
         gin_files.parse([], ["seed=3"])
-    assert str(error.value).endswith("which nothing uses. It is a flag: --seed=3.")
+    assert str(error.value).endswith("which is unused. It is a flag: --seed=3.")
     with pytest.raises(UserError) as error:
         gin_files.parse([], ["zzzzzz=3"])
     assert len(str(error.value)) < 800

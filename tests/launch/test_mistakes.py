@@ -67,12 +67,12 @@ BINDINGS = {
     "misspelt configurable": (
         "trian.total_env_steps=3",
         "Gin binding trian.total_env_steps (--gin_bindings): expected the name of a configurable "
-        "before the dot, got 'trian', which nothing has. Did you mean train.total_env_steps?",
+        "before the dot, got 'trian', which is unknown. Did you mean train.total_env_steps?",
     ),
     "misspelt reference": (
         "OnPolicyWorkflow.agent=@PP0",
-        "Gin name @PP0 (--gin_bindings): expected the name of one configurable, got a name that "
-        "nothing has. Did you mean PPO or PGPE or APPO?",
+        "Gin name @PP0 (--gin_bindings): expected the name of one configurable, got an unknown "
+        "name. Did you mean PPO or PGPE or APPO?",
     ),
     "hidden parameter": (
         "train.root_dir='x'",
@@ -86,8 +86,8 @@ BINDINGS = {
     ),
     "nothing reads it": (
         "CosineSchedule.steps=5",
-        "Gin binding CosineSchedule.steps: expected bindings that this run uses, got nothing that "
-        "reads them.",
+        "Gin binding CosineSchedule.steps: expected bindings that this run uses, got bindings "
+        "that it does not read.",
     ),
     "without a dot": (
         "total_env_steps=3",
@@ -149,14 +149,17 @@ BINDINGS = {
     "not dividing": (
         "OnPolicyWorkflow.num_minibatches=5",
         "num_minibatches: expected a divisor of the 32 rows of an iteration (8 steps x 4 "
-        "environments), got 5. The nearest that divide are 2 and 4; or choose remainder='pad', "
+        "environments), got 5. The nearest divisors are 2 and 4; or choose remainder='pad', "
         "'drop' or 'wrap'.",
     ),
-    "unknown recorder": ("train.recorders=('cvs',)", "recorders: expected of console, csv"),
+    "unknown recorder": (
+        "train.recorders=('cvs',)",
+        "recorders: expected recorders among console, csv",
+    ),
     "unknown compile mode": ("OnPolicyWorkflow.compile='jit'", "compile: expected one of xla"),
     "target without evaluation": (
         "train.target_return=3.0",
-        "target_return: expected an eval_interval beside it, got none.",
+        "target_return: expected an eval_interval as well, got none.",
     ),
     "workflow without brackets": (
         "train.workflow=@OnPolicyWorkflow",
@@ -190,7 +193,7 @@ def test_incomplete_gin_files(call, capsys, tmp_path):
     text = _paragraph(call(capsys, f"--gin_file={path}"))
     assert text == (
         "Gin binding train.workflow: expected a value, since there is no default, got none in the "
-        "gin files and bindings. Add train.workflow = ..., or include a file that does."
+        "gin files and bindings. Add train.workflow = ..., or include a file that defines it."
     )
     path.write_text("train.total_env_steps = 5\ntrain.workflow = @OnPolicyWorkflow()\n")
     text = _paragraph(call(capsys, f"--gin_file={path}"))
@@ -200,10 +203,13 @@ def test_incomplete_gin_files(call, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--strategy=multi_worker"], "--strategy=multi_worker: expected the variable TF_CONFIG"),
+        (
+            ["--strategy=multi_worker"],
+            "--strategy=multi_worker: expected the environment variable TF_CONFIG",
+        ),
         (
             ["--strategy=one_device", "--num_logical_cpus=2"],
-            "--num_logical_cpus=2: expected --strategy=mirrored, the one that uses several CPU",
+            "--num_logical_cpus=2: expected --strategy=mirrored, which alone uses several CPU",
         ),
         (["--strategy=best"], "Flag --strategy: expected one of auto, one_device, mirrored, mult"),
         (
@@ -235,7 +241,7 @@ def test_another_configuration_in_the_same_folder(call, capsys, trained):
     args = arguments(trained, 256, *base, "PPO.discount=0.5", "make_env.num_envs=8")
     text = _paragraph(call(capsys, *args, "--seed=3"))
     assert text == (
-        f"root_dir {trained}: expected the configuration of the run that it holds, got "
+        f"root_dir {trained}: expected the configuration of its run, got "
         "--seed = 3 (the run has 0); PPO.discount = '0.5' (the run has '0.99'); make_env.num_envs "
         "= '8' (the run has '4'). Use the run's values, another --root_dir, or --if_exists=new to "
         "move the run aside."
@@ -262,8 +268,8 @@ def test_a_folder_in_use(call, capsys, trained):
     lock = files.DirectoryLock(trained)
     for more in ([], ["--if_exists=new"]):
         assert _paragraph(call(capsys, *args, *more)) == (
-            f"root_dir {trained}: expected a folder that no other process trains in, got one that "
-            "another process is using now. Wait for it, or choose another --root_dir."
+            f"root_dir {trained}: expected a folder that no other process trains in, got a folder "
+            "that another process is using. Wait for that process, or choose another --root_dir."
         )
     lock.close()
     code, _, err = call(capsys, *args)
@@ -277,7 +283,7 @@ def test_all_checkpoints_damaged(call, capsys, trained, tmp_path):
     args = arguments(root, 128, "train.video=False", "train.checkpoint_interval=64")
     before = launch_runs.tree(root)
     text = _paragraph(call(capsys, *args), out=None)
-    assert text.startswith(f"checkpoints in {root / 'checkpoints'}: expected one that is usable")
+    assert text.startswith(f"checkpoints in {root / 'checkpoints'}: expected a usable checkpoint")
     assert "ckpt-128: data.data-00000-of-00001 has" in text
     assert "--if_exists=new" in text
     assert launch_runs.tree(root) == before
@@ -288,7 +294,7 @@ def test_checkpoints_without_metadata(call, capsys, trained, tmp_path):
     (root / "metadata.json").unlink()
     args = arguments(root, 128, "train.video=False", "train.checkpoint_interval=64")
     text = _paragraph(call(capsys, *args))
-    assert text.startswith(f"root_dir {root}: expected metadata.json beside the checkpoints")
+    assert text.startswith(f"root_dir {root}: expected metadata.json next to the checkpoints")
     (root / "metadata.json").write_text("{")
     assert f"{root / 'metadata.json'}: expected a JSON file" in _paragraph(call(capsys, *args))
 

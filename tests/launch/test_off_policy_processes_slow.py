@@ -85,8 +85,8 @@ def test_a_run_on_reverb_stays_on_its_processes(tmp_path):
     done = run("train", *mirrored, *arguments(root, 1024, *REVERB))
     assert done.returncode == 2
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("Error")]
-    assert "expected one that was in Reverb in the training's process, as this run's" in line
-    assert "got one that was in Reverb in the training's process, of 2 processes each" in line
+    assert "expected experience stored in Reverb in the training's process, as" in line
+    assert "got experience stored in Reverb in the training's process, of 2 processes each" in line
     anew = "OffPolicyWorkflow.checkpoint_replay = False"  # as the message says
     assert anew in line
     done = run("train", *mirrored, *arguments(root, 2048, *REVERB, anew))
@@ -134,7 +134,7 @@ def test_who_is_lost_is_told_at_once(tmp_path, kill, reconnect):
             (line,) = [x for x in cluster.err(0).splitlines() if x.startswith("Error")]
             name = f"Reverb server at localhost:{port}"
             assert f"Error: {name if kill is kill_server else 'Worker 1 ('}" in line
-            assert ("Start all workers again" in line) == (kill is kill_worker)
+            assert ("Restart all workers" in line) == (kill is kill_worker)
     finally:
         log.close()
         if server.poll() is None:

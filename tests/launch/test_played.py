@@ -74,19 +74,19 @@ def test_a_run_goes_on_from_its_folder_alone(trained, tmp_path, capsys, monkeypa
     assert code == 2 and "PPO.clip = '0.1' (the run has '0.2')" in err
     done = (f"--root_dir={root}", "--total_env_steps=192")
     assert in_process(train.main, capsys, *done, "--quiet") == (0, "", "")
-    with pytest.raises(UserError, match="expected the folder of a run, got nothing"):
+    with pytest.raises(UserError, match="expected the folder of a run, got no value"):
         tfrl.train(total_env_steps=32)
 
 
 def test_mistakes_of_loading(trained, tmp_path):
-    with pytest.raises(UserError, match="expected a run folder .* got no folder there"):
+    with pytest.raises(UserError, match="expected a run folder .* got no such folder"):
         tfrl.load(tmp_path / "missing")
     with pytest.raises(UserError, match="got neither"):
         tfrl.load(tmp_path)
     with pytest.raises(UserError, match="checkpoint 100 of"):
         tfrl.load(trained, 100)
     saved = tfrl.load(trained / "policy")
-    with pytest.raises(UserError, match="Give tfrl.load the run folder"):
+    with pytest.raises(UserError, match="Pass the run folder to tfrl.load"):
         saved.env()
     with pytest.raises(UserError, match="explore"):
         saved.predict(np.zeros(4), deterministic=False)

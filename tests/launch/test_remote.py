@@ -83,7 +83,7 @@ class TestTraining:
         assert _train(bucket, 64) == 0
         new_process()
         assert _train(bucket, 64, "--if_exists=fail") == 2
-        assert "a folder that holds one" in capsys.readouterr().err
+        assert "a folder with a run" in capsys.readouterr().err
         assert _train(bucket, 64, "--if_exists=new", "--seed=1") == 0
         old, new = (
             json.loads(remote.read_bytes(f"{root}/metadata.json"))["seed"]
@@ -140,7 +140,7 @@ class TestGinFiles:
         assert (found[-1].value, found[-1].where) == (0.5, f"{bucket}/base.gin:2")
 
     def test_of_nothing(self, bucket):
-        with pytest.raises(UserError, match="none.*Look at its name"):
+        with pytest.raises(UserError, match="no such file.*Check the names"):
             gin_files.read([f"{bucket}/mine.gin"])
 
 

@@ -164,7 +164,7 @@ def test_environments_are_closed():
 
 
 def test_mistakes_before_tensorflow(call, capsys):
-    assert paragraph(call()).startswith("--gin_file: expected the gin file of a training, got not")
+    assert paragraph(call()).startswith("--gin_file: expected the gin file of a training, got no ")
     text = paragraph(in_process(reverb_server.main, capsys, "--gin_file=sac/tf_pendulum.gin"))
     assert text.startswith("--root_dir: expected a folder for the checkpoints of the tables, got")
     text = paragraph(call("--gin_file=no_such.gin"))
@@ -187,7 +187,7 @@ def test_a_buffer_in_the_graph_becomes_tables(gin_file):
 def test_a_training_without_replay(call):
     assert paragraph(call("--gin_file=ppo/tf_cartpole.gin")) == (
         "The gin file: expected an off-policy training, which has a replay buffer, got "
-        "OnPolicyWorkflow, a workflow without one. Give the file of a training with "
+        "OnPolicyWorkflow, a workflow without one. Pass the file of a training with "
         "OffPolicyWorkflow."
     )
 
@@ -221,7 +221,9 @@ def test_a_port_that_is_taken(call, experiment):
         other.listen()
         port = other.getsockname()[1]
         text = paragraph(call("--gin_file=tiny.gin", f"--port={port}"))
-    assert text.startswith(f"port {port} of the Reverb server: expected a port from 1 to 65535 on")
+    assert text.startswith(
+        f"port {port} of the Reverb server: expected an unused port from 1 to 65535"
+    )
 
 
 def test_other_limits_and_damage(call, experiment):
@@ -237,4 +239,4 @@ def test_other_limits_and_damage(call, experiment):
     assert code == 2
     assert re.fullmatch("Replay checkpoint .*ckpt-000001 is damaged .no items.tfrecord.*\n", out)
     assert err.startswith("Error: replay checkpoints in ")
-    assert "expected one that is usable, got ckpt-000001: no items.tfrecord." in err
+    assert "expected a usable checkpoint, got ckpt-000001: no items.tfrecord." in err

@@ -168,9 +168,9 @@ def test_one_wrapper_without_brackets_is_told():
     with pytest.raises(UserError) as error:
         settings.assemble(["ppo/tf_cartpole.gin"], ["make_env.wrappers=@ActionRepeat"])
     assert str(error.value).startswith(
-        "make_env.wrappers: expected a tuple of wrappers, the innermost first, got "
+        "make_env.wrappers: expected a tuple of wrappers, innermost first, got "
     )
-    assert "Write (@ClipAction,): one of them needs brackets and a comma too." in str(error.value)
+    assert "Write (@ClipAction,) for one wrapper, with parentheses and a comma." in str(error.value)
 
 
 def test_wrappers_of_gin_can_go_to_processes():

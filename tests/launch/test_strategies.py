@@ -69,8 +69,8 @@ def test_a_run_stays_on_its_number_of_replicas(mirrored, capsys):
     assert err == (
         f"Error: root_dir {root}: expected 2 replicas, on which its run was started "
         "(--strategy=mirrored --num_logical_cpus=2), got 1 replica (one_device, 1 replica on "
-        "CPU:0). Go on with as many replicas, choose another --root_dir, or move the run aside "
-        "with --if_exists=new. To evaluate it, any number will do.\n"
+        "CPU:0). Resume with the same number of replicas, choose another --root_dir, or move the "
+        "run aside with --if_exists=new. Evaluation runs on any number.\n"
     )
     assert launch_runs.tree(root) == before
 

@@ -100,8 +100,8 @@ def test_a_killed_worker_ends_the_other_with_one_paragraph(straight, tmp_path, l
             "answer until the run ends, got a lost connection ("
         )
         assert said[0].endswith(
-            "). Start all workers again with the same command: the run goes on from its last "
-            "complete checkpoint."
+            "). Restart all workers with the same command to resume from the last complete "
+            "checkpoint."
         )
         steps = newest(root)
         cluster.wait(lost)
@@ -184,7 +184,7 @@ def test_workers_with_different_commands(tmp_path):
     assert first == (
         "Error: The workers: expected the same gin files, bindings and seed in every process, got "
         f"others in worker 1 (127.0.0.1:{cluster.ports[1]}) than in worker 0 "
-        f"(127.0.0.1:{cluster.ports[0]}). Start all of them with the same command."
+        f"(127.0.0.1:{cluster.ports[0]}). Start all workers with the same command."
     )
 
 
@@ -203,7 +203,7 @@ def test_workers_that_do_not_see_the_same_folder(tmp_path):
     with Cluster(["bash", "-c", f'{choose}; exec "$@"', "bash", *program], 2, tmp_path) as cluster:
         cluster.start()
         assert [cluster.wait(i, 60.0) for i in (0, 1)] == [2, 2], cluster.report()
-    assert "Give every process the same --root_dir" in cluster.err(1)
+    assert "Pass every process the same --root_dir" in cluster.err(1)
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,14 @@ def test_a_space_in_python(tmp_path, monkeypatch):
         ("PPO.clip = {'low': 0.4, 'high': 0.1}", "0.4"),
         ("PPO.clip = {'low': 0.1, 'hihg': 0.4}", "keys 'low', 'hihg'"),
         ("PPO.clip = {'low': 0.0, 'high': 0.4, 'log': True}", "low"),
-        ("PPO.clip = {'choices': ()}", "choices stand alone"),
+        ("PPO.clip = {'choices': ()}", "choices must be non-empty"),
         ("PPO.clip = {'low': 'a', 'high': 'b'}", "'a'"),
-        ("PPO.torso = @MLP()", "one without quotes"),
+        ("PPO.torso = @MLP()", "a reference without quotes"),
         ("PPO.clip = 0.1", "none"),
     ],
 )
 def test_mistakes_in_spaces(tmp_path, line, got):
-    with pytest.raises(UserError, match="Put it in quotes|Write .'low'") as error:
+    with pytest.raises(UserError, match="Put the reference in quotes|Write .'low'") as error:
         search_space.read(file_of(tmp_path, line))
     assert got in str(error.value)
 
@@ -312,11 +312,11 @@ def test_a_search_gives_up_where_no_process_comes_to_a_result(tmp_path, capsys, 
     code, _, err = in_process(tune.main, capsys, *args)
     assert code == 2 and "expected trials, got none" in err
     code, _, err = in_process(tune.main, capsys, *args, "--gin_bindings=PPO.clip=0.1")
-    assert code == 2 and "got one of the search space tune/ppo.gin" in err
+    assert code == 2 and "got a binding of the search space tune/ppo.gin" in err
     code, _, err = in_process(tune.main, capsys, *args, "--gin_bindings=train.eval_interval=None")
-    assert code == 2 and "by which they are pruned" in err
+    assert code == 2 and "which the pruner compares" in err
     code, _, err = in_process(tune.main, capsys, args[0], "--gin_file=impala/tf_catch.gin")
-    assert code == 2 and "no space is shipped for impala" in err
+    assert code == 2 and "none is shipped for impala" in err
 
 
 def test_what_a_search_starts(tmp_path, monkeypatch):

@@ -49,9 +49,9 @@ def test_what_cannot_be_drawn_ends_before_there_is_a_folder(capsys, tmp_path, mo
     monkeypatch.setattr(CartPole, "render", render)
     root = tmp_path / "run"
     expected = (
-        "Error: the pictures of CartPole: expected a renderer that works here, got "
-        "NotImplementedError: CartPole has no renderer. A video of observation bars needs no "
-        "renderer: leave video_interval out.\n"
+        "Error: rendering of CartPole: expected a working renderer, got "
+        "NotImplementedError: CartPole has no renderer. Leave video_interval out, or record "
+        "observation bars, which need no renderer.\n"
     )
     assert mistake(capsys, *arguments(root, 64), "--video_interval=64") == expected
     assert mistake(capsys, *arguments(root, 64, "train.video_interval=64")) == expected

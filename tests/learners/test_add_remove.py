@@ -160,12 +160,15 @@ class AddTest(parameterized.TestCase):
         self.assertFalse(learner.should_module_be_updated("b"))
 
     @parameterized.parameters(
-        (dict(module_id="a"), "add_module('a'): expected an id that no module has, got one of ["),
+        (dict(module_id="a"), "add_module('a'): expected an unused module id, got one of ["),
         (dict(module_id="a/b"), "module id: expected"),
         (dict(module=object()), "got object without init and forward"),
         (dict(config_overrides={"learning_rate": 1.0}), "config_overrides: expected fields of"),
         (dict(config_overrides={"lr": -1.0}), "ModuleConfig.lr"),
-        (dict(policies_to_train=["d"]), "policies_to_train: expected a collection out of"),
+        (
+            dict(policies_to_train=["d"]),
+            "policies_to_train: expected a collection of modules among",
+        ),
         (dict(state={"params/v": np.ones(2, np.float32)}), "missing rl_module/c/params/w"),
         (dict(state={"params/w": np.ones(3, np.float32)}), "of shape (3,) for (2,)"),
     )
@@ -290,11 +293,15 @@ class RemoveTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (("c",), {}, "one of the modules ['a', 'b'], got 'c'"),
-        (("b",), {"policies_to_train": ["c"]}, "policies_to_train: expected a collection out of"),
+        (
+            ("b",),
+            {"policies_to_train": ["c"]},
+            "policies_to_train: expected a collection of modules among",
+        ),
         (
             ("b",),
             {"policies_to_train": ["b"]},
-            "a collection out of ['a'], or a function, got ['b'",
+            "a collection of modules among ['a'], or a function, got ['b'",
         ),
     )
     def test_a_failed_remove_changes_nothing(self, args, kwargs, expected):
@@ -315,7 +322,7 @@ class RemoveTest(parameterized.TestCase):
         modules = {"a": EncoderHead(), "b": EncoderHead(head=2.0)}
         learner = built(modules, shared={"a/encoder": ["b/encoder"]}, optimizer_fn=adam)
         update(learner)
-        self.assertIn("got one that lends to ['b']", message(learner.remove_module, "a"))
+        self.assertIn("got a module that lends to ['b']", message(learner.remove_module, "a"))
         kernel = learner.module_state("a").params["encoder"]["kernel"]
         before = values(learner)
         learner.remove_module("b")
@@ -424,7 +431,7 @@ class CopyTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (("x", "c"), "one of the modules ['a', 'b'], got 'x'"),
-        (("a", "b"), "expected an id that no module has"),
+        (("a", "b"), "expected an unused module id"),
         (("a", "c/d"), "module id: expected"),
     )
     def test_a_failed_copy_changes_nothing(self, args, expected):

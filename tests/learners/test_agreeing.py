@@ -63,8 +63,8 @@ def test_different_modules_are_named(mine):
         agreed_steps(Played((["a", "ü"], 3), (["b"], 1)), mine, len(mine))
     differ = sorted({"a", "b", "ü", *mine})
     assert str(error.value) == (
-        "the batches of the processes: expected rows to train the same modules in every process, "
-        f"got {mine or 'none'} in worker 0; ['a', 'ü'] in worker 1; ['b'] in worker 2. Give every "
-        f"process rows of {', '.join(map(repr, differ))}, or none. A function policies_to_train "
-        "has to answer the same in all of them."
+        "the batches of the processes: expected rows of the same modules in every process, "
+        f"got {mine or 'none'} in worker 0; ['a', 'ü'] in worker 1; ['b'] in worker 2. Pass rows "
+        f"of {', '.join(map(repr, differ))} in every process or in none, and make "
+        "policies_to_train return the same in all."
     )

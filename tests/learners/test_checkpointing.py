@@ -208,14 +208,14 @@ class TestComponents:
         ]:
             with pytest.raises(UserError) as error:
                 checkpointing.restore_from_path(fake("a"), path, component)
-            assert str(error.value).startswith(f"component: expected one that {path} holds, ")
+            assert str(error.value).startswith(f"component: expected a component of {path}, ")
             assert f"got {got}. {remedy}" in str(error.value)
-            assert str(error.value).endswith(f"It holds {held}.")
+            assert str(error.value).endswith(f"Available: {held}.")
         with pytest.raises(UserError) as error:
             checkpointing.restore_from_path(fake("a", "b"), path, "rl_module/b")
         assert str(error.value) == (
-            f"component: expected one that {path} holds, got rl_module/b, which this learner has "
-            f"and the save has not. It holds {held}."
+            f"component: expected a component of {path}, got rl_module/b, which is in this "
+            f"learner but not in the checkpoint. Available: {held}."
         )
 
 
@@ -234,9 +234,8 @@ class TestFit:
             "dtypes of this learner, got no rl_module/new; no optimizer/new/adam; unknown "
             "rl_module/old; unknown optimizer/old/adam; rl_module/a/extra/seen of dtype int32 for "
             "int64; rl_module/a/params/kernel of shape (3, 3) for (2, 3); missing "
-            "rl_module/b/params/kernel; unknown rl_module/b/params/more. Restore into a learner of "
-            "the same modules and optimizers (add_module and remove_module change them), or only "
-            "the components that fit."
+            "rl_module/b/params/kernel; unknown rl_module/b/params/more. Match the modules and "
+            "optimizers with add_module and remove_module, or restore only the components that fit."
         )
         assert other.loaded == []
 
@@ -244,7 +243,7 @@ class TestFit:
         saved = fake("a", "old")
         path = checkpointing.save_to_path(saved, tmp_path / "save")
         checkpointing.restore_from_path(fake("a", "new"), path, "rl_module/a")
-        with pytest.raises(UserError, match="got unknown rl_module/old. Restore"):
+        with pytest.raises(UserError, match="got unknown rl_module/old. Match"):
             checkpointing.restore_from_path(fake("a"), path, "rl_module")
 
     def test_values_that_json_would_change(self, tmp_path):
@@ -284,8 +283,8 @@ class TestWholeOrAbsent:
         with pytest.raises(UserError) as error:
             checkpointing.save_to_path(fake(), path)
         assert str(error.value).startswith(
-            f"learner checkpoint {path}: expected a path that is free, or a learner checkpoint to "
-            f"be replaced, got {got}"
+            f"learner checkpoint {path}: expected an unused path, or a learner checkpoint to "
+            f"replace, got {got}"
         )
         assert os.listdir(tmp_path) == ["save"]
 
@@ -294,7 +293,7 @@ class TestWholeOrAbsent:
         checkpoint_format.write(tmp_path / "ckpt-1", writer, 1, {"x": np.ones([1])}, {}, None)
         with pytest.raises(UserError, match="a folder with other content"):
             checkpointing.save_to_path(fake(), tmp_path / "ckpt-1")
-        with pytest.raises(UserError, match="'another format' of schema version 3"):
+        with pytest.raises(UserError, match="'an unknown format' of schema version 3"):
             checkpointing.restore_from_path(fake(), tmp_path / "ckpt-1")
 
     def test_cannot_be_written(self, tmp_path):
@@ -381,9 +380,10 @@ class TestDamage:
         with pytest.raises(UserError) as error:
             checkpointing.restore_from_path(other, path)
         assert str(error.value) == (
-            f"learner checkpoint {path / part}: expected a checkpoint as it was written, got a "
-            f"damaged one: {name} has changed since it was written. Use another save; other "
-            "components of this one can be restored by name."
+            f"learner checkpoint {path / part}: expected an intact checkpoint, got a "
+            f"damaged checkpoint: {name} has changed since it was written. Use another "
+            "checkpoint, or "
+            "restore the intact components by name."
         )
         assert other.loaded == []
 
@@ -401,24 +401,24 @@ class TestDamage:
     def test_the_folder(self, tmp_path, harm, got):
         path = checkpointing.save_to_path(fake(), tmp_path / "save")
         harm(path)
-        with pytest.raises(UserError, match="a damaged one: ") as error:
+        with pytest.raises(UserError, match="a damaged checkpoint: ") as error:
             checkpointing.restore_from_path(fake(), path)
-        assert f"got a damaged one: {got}" in str(error.value)
+        assert f"got a damaged checkpoint: {got}" in str(error.value)
 
     def test_no_checkpoint(self, tmp_path):
         (tmp_path / "file").write_text("")
         (tmp_path / "folder").mkdir()
         for name, got in [
-            ("missing", "nothing there"),
+            ("missing", "no such folder"),
             ("file", "a file"),
-            ("folder", "a folder of another kind"),
+            ("folder", "a different kind of folder"),
         ]:
             with pytest.raises(UserError) as error:
                 checkpointing.restore_from_path(fake(), tmp_path / name)
             assert str(error.value) == (
                 f"learner checkpoint {tmp_path / name}: expected a folder that "
-                f"Learner.save_to_path wrote, got {got}. Check the path; a run folder's "
-                "checkpoints are restored by its workflow."
+                f"Learner.save_to_path wrote, got {got}. Check the path; restore a run folder's "
+                "checkpoints with its workflow."
             )
 
     def test_a_newer_schema(self, tmp_path, monkeypatch):
@@ -504,7 +504,7 @@ class TestLearner:
             checkpointing.from_checkpoint(Learner, path)
         assert str(error.value) == (
             f"from_checkpoint({str(path)!r}): expected modules and configs that can be built from "
-            f"their descriptions, got module 'a'{reason}; module 'c'{reason}. Pass these: "
+            f"their descriptions, got module 'a'{reason}; module 'c'{reason}. Pass "
             "modules={module_id: module} and config={module_id: ModuleConfig}."
         )
         found = checkpointing.from_checkpoint(Learner, path, modules={"c": agent, "a": agent})
@@ -521,13 +521,15 @@ class TestLearner:
 
     def test_wrong_modules(self, tmp_path):
         path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
-        with pytest.raises(UserError, match="got one PPO for 2 modules. Say which one it is."):
+        with pytest.raises(
+            UserError, match="got a single PPO for 2 modules. Pass a dict keyed by module id."
+        ):
             checkpointing.from_checkpoint(Learner, path, modules=ppo())
         with pytest.raises(UserError) as error:
             checkpointing.from_checkpoint(Learner, path, modules={"x": ppo(), "left": ppo()})
         assert str(error.value) == (
-            f"modules: expected ids among those of {path}: left, right, got x. Use add_module for "
-            "new ones, after restoring."
+            f"modules: expected module ids of {path}: left, right, got x. Add new modules with "
+            "add_module after restoring."
         )
         with pytest.raises(UserError, match=r"params/policy/torso/layer_0/kernel of shape \(3, 4"):
             checkpointing.from_checkpoint(Learner, path, modules={"left": ppo(hidden=(5,))})
@@ -539,7 +541,7 @@ class TestLearner:
         (path / "manifest.json").write_text(manifest.replace("make_model", "made_model"))
         checkpoint_format.seal(path)
         with pytest.raises(
-            UserError, match="value/torso/model_fn is the name .*made_model.*not load"
+            UserError, match="value/torso/model_fn is the name .*made_model.*not regi"
         ):
             checkpointing.from_checkpoint(Learner, path)
 

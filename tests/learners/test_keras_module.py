@@ -229,12 +229,15 @@ def regularised():
     ("settings", "expected"),
     [
         ({}, "KerasModule: expected either model_fn=make_model or model=model, got neither."),
-        ({"model_fn": dense, "model": dense()}, "got both. A function gives fresh parameters"),
+        (
+            {"model_fn": dense, "model": dense()},
+            "got both. Pass one of them; model_fn creates fresh",
+        ),
         ({"model": dense}, "KerasModule.model: expected a tf.keras.Model, got <function dense"),
         ({"model_fn": subclassed}, "KerasModule.spec: expected the spec of one input, since the"),
-        ({"model_fn": regularised}, "Keras model: expected no losses of its layers (regularizers"),
+        ({"model_fn": regularised}, "Keras model: expected no layer losses (regularizers"),
         ({"model_fn": dense, "loss_fn": "mean_sqared_error"}, "Did you mean mean_squared_error"),
-        ({"model_fn": dense, "loss_fn": 3}, "expected a function (batch, outputs), or a loss of"),
+        ({"model_fn": dense, "loss_fn": 3}, "expected a function (batch, outputs), a Keras loss"),
         (
             {"model_fn": dense, "loss_fn": K.losses.MeanSquaredError(reduction="sum")},
             "expected a loss that is a mean over the rows, got MeanSquaredError(reduction='sum')",
@@ -262,7 +265,9 @@ def test_messages_of_a_batch_and_of_loading():
 
 
 EXPECTED_LOSS = "KerasModule.loss_fn: expected a function of two arguments, (batch, outputs), got "
-EXPECTED_FN = "KerasModule.model_fn: expected a function without arguments that makes a model, got "
+EXPECTED_FN = (
+    "KerasModule.model_fn: expected a function without arguments that returns a model, got "
+)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +278,21 @@ EXPECTED_FN = "KerasModule.model_fn: expected a function without arguments that 
             f"{EXPECTED_LOSS}one of (y_true, y_pred). Write loss_fn=lambda batch, outputs: "
             "my_loss(batch['y'], outputs).",
         ),
-        (lambda a, b, c: 0.0, f"{EXPECTED_LOSS}one of (a, b, c). batch is the rows, outputs what"),
-        (lambda batch: 0.0, f"{EXPECTED_LOSS}one of (batch). batch is the rows, outputs what the"),
+        (
+            lambda a, b, c: 0.0,
+            f"{EXPECTED_LOSS}a function of (a, b, c). Write loss_fn(batch, outputs)",
+        ),
+        (lambda batch: 0.0, f"{EXPECTED_LOSS}a function of (batch). Write loss_fn(batch, outputs)"),
         (
             K.losses.Huber,
-            "KerasModule.loss_fn: expected a loss of Keras, got the class Huber. Make one of it: "
+            "KerasModule.loss_fn: expected an instance of a Keras loss, got the class Huber. Pass "
+            "an instance: "
             "loss_fn=tf.keras.losses.Huber().",
         ),
-        (5, "KerasModule.loss_fn: expected a function (batch, outputs), or a loss of Keras or its"),
+        (
+            5,
+            "KerasModule.loss_fn: expected a function (batch, outputs), a Keras loss, or the",
+        ),
     ],
 )
 def test_losses_of_other_arguments(loss_fn, expected):
@@ -298,13 +310,12 @@ def test_what_is_no_model_and_makes_none():
         f"{EXPECTED_FN}the model 'net' itself. Write model=model."
     )
     assert message(KerasModule, model_fn="dense", loss_fn="mse") == (
-        f"{EXPECTED_FN}'dense'. Write model_fn=make_model, without brackets after it."
+        f"{EXPECTED_FN}'dense'. Write model_fn=make_model, without parentheses."
     )
     assert message(KerasModule, model_fn=lambda units: dense(units), loss_fn="mse") == (
-        f"{EXPECTED_FN}one of (units). Write model_fn=lambda: make_model(...) with the arguments "
-        "in it."
+        f"{EXPECTED_FN}one of (units). Bind the arguments: model_fn=lambda: make_model(...)."
     )
     for given in (dense, 5, K.Model):
         found = message(KerasModule, model=given, loss_fn="mse", spec=tf.TensorSpec([2]))
         assert found.startswith(f"KerasModule.model: expected a tf.keras.Model, got {given!r}")
-        assert found.endswith("or model_fn=make_model for a function that makes one.")
+        assert found.endswith("or model_fn=make_model for a function that returns a model.")

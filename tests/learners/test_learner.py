@@ -60,7 +60,7 @@ class LearnerTest(parameterized.TestCase):
         with pytest.raises(
             UserError,
             match=r"minibatch_size: expected a divisor of the 8 rows of the batch, got 3 "
-            r"\(remainder 2\). The nearest that divide are 2 and 4; or choose",
+            r"\(remainder 2\). The nearest multiples are 2 and 4; or choose",
         ):
             learner.update_from_batch(rows(8), minibatch_size=3)
 
@@ -188,7 +188,9 @@ class LearnerTest(parameterized.TestCase):
 class RegistrationTest(parameterized.TestCase):
     def test_a_duplicate_name_and_a_parameter_twice_are_errors(self):
         learner = built(SumAgent())
-        with pytest.raises(UserError, match="expected a name that this module does not have"):
+        with pytest.raises(
+            UserError, match="expected an optimizer name that this module does not use"
+        ):
             learner.register_optimizer("default_policy", "sum", sgd(None), [])
         with pytest.raises(UserError, match="expected parameters that no other optimizer trains"):
             learner.register_optimizer(
@@ -210,8 +212,11 @@ class RegistrationTest(parameterized.TestCase):
             Partial(SumAgent()).build(KEY)
 
     @parameterized.parameters(
-        ({}, "got ones for []"),
-        ({"default_policy": ModuleConfig(), "b": ModuleConfig()}, "got ones for ['b', 'default_"),
+        ({}, "got entries for []"),
+        (
+            {"default_policy": ModuleConfig(), "b": ModuleConfig()},
+            "got entries for ['b', 'default_",
+        ),
         (0.1, "got 0.1"),
     )
     def test_settings_that_do_not_fit_name_the_modules(self, config, got):

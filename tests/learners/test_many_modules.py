@@ -321,7 +321,7 @@ class JointTest(parameterized.TestCase):
 
         learner = built({"a": Dot(), "b": Dot()}, Wrong)
         text = message(learner.update_from_batch, {m: column([1, 1]) for m in "ab"})
-        self.assertIn("compute_losses: expected a loss of each of the modules ['a', 'b']", text)
+        self.assertIn("compute_losses: expected a loss for each of the modules ['a', 'b']", text)
         self.assertIn(f"got losses of {sorted(ids)}", text)
 
     def test_an_optimizer_of_all_modules_trains(self):
@@ -448,7 +448,7 @@ class WhoIsTrainedTest(parameterized.TestCase):
         self.assertEqual(set(learner.update_from_batch(batch)), {"b", ALL_MODULES})
 
     @parameterized.parameters(
-        (["c"], r"a collection out of \['a', 'b'\], or a function, got \['c'\]"),
+        (["c"], r"a collection of modules among \['a', 'b'\], or a function, got \['c'\]"),
         ("a", r"got 'a'. Give \['a'\]"),
     )
     def test_a_choice_that_is_none(self, chosen, expected):
@@ -471,7 +471,7 @@ class WhoIsTrainedTest(parameterized.TestCase):
 
     def test_rows_of_no_module_ask_for_an_id(self):
         text = message(built({"a": Dot(), "b": Dot()}).update_from_batch, column([1, 1]))
-        self.assertIn("expected {module_id: rows} for modules out of ['a', 'b']", text)
+        self.assertIn("expected {module_id: rows} for modules among ['a', 'b']", text)
 
     @parameterized.parameters("module_state", "get_parameters", "should_module_be_updated")
     def test_looking_for_an_unknown_module_names_the_nearest(self, method):
@@ -491,7 +491,7 @@ class RequiredApisTest(parameterized.TestCase):
         text = message(self.Needs, {"a": Dot()})
         self.assertStartsWith(
             text,
-            "module 'a': expected what Needs needs of a module: ValueFunctionAPI, "
+            "module 'a': expected what Needs requires: ValueFunctionAPI, "
             "TargetNetworkAPI, got Dot, which lacks ValueFunctionAPI: compute_values, "
             "TargetNetworkAPI: update_target.",
         )

@@ -100,7 +100,7 @@ def test_eager_graph_and_xla_agree():
         ({"size": 2.0}, "minibatch_size: expected a whole number of at least 1, got 2.0"),
         ({"epochs": -1}, "num_epochs: expected a whole number of at least 1, got -1"),
         ({"remainder": "keep"}, "remainder: expected one of error, pad, drop, wrap, got 'keep'"),
-        ({"size": 5}, "The nearest that divide are 4 and 8"),
+        ({"size": 5}, "The nearest divisors are 4 and 8"),
         ({"size": 9, "remainder": "drop"}, "expected at most the 8 rows of the batch"),
     ],
 )
@@ -215,7 +215,7 @@ def test_one_module_is_cut_as_ever():
             {"a": 8, "b": 4},
             {"minibatch_size": 3},
             "minibatch_size of module 'a': expected a divisor of the 8 rows of the batch, got 3 "
-            "(remainder 2). The nearest that divide are 2 and 4",
+            "(remainder 2). The nearest divisors are 2 and 4",
         ),
         (
             {"a": 8, "b": 8, "c": 4},
@@ -227,7 +227,7 @@ def test_one_module_is_cut_as_ever():
         (
             {"a": 8},
             {"minibatch_size": {"a": 4, "z": 4}},
-            "minibatch_size: expected sizes for modules of the batch, ['a'], got ones for "
+            "minibatch_size: expected sizes for modules of the batch, ['a'], got sizes for "
             "['a', 'z']. Leave out 'z'.",
         ),
         (

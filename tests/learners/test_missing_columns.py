@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import Dot, built, column
 
 REMEDY = (
-    "Add it to the rows. Of episodes it is one of the extra_model_outputs that add_env_step takes, "
-    "or what a connector in the pipeline adds."
+    "Add it to the rows; for episodes, add it with a connector or pass it to add_env_step in "
+    "extra_model_outputs."
 )
 
 
@@ -33,7 +33,7 @@ def message(fn, *args, **kwargs):
 def expected(module_id, name, there):
     return (
         f"the batch of module {module_id!r}: expected a column {name!r}, which the module's loss "
-        f"or prepare_minibatch asks for, got the columns {there}. {REMEDY}"
+        f"or prepare_minibatch reads, got the columns {there}. {REMEDY}"
     )
 
 
@@ -57,7 +57,7 @@ def test_episodes_without_log_prob():
     found = message(built(ppo()).update_from_episodes, [episode_without_extras()])
     assert found.startswith(
         "the batch of module 'default_policy': expected a column 'log_prob', which the module's "
-        "loss or prepare_minibatch asks for, got the columns ['action', 'advantage', 'mask', "
+        "loss or prepare_minibatch reads, got the columns ['action', 'advantage', 'mask', "
     )
     assert found.endswith(REMEDY)
 
@@ -88,7 +88,7 @@ def test_a_plain_dict_whose_columns_are_asked_as_attributes():
     rows.update(dict.fromkeys(names, numbers))
     assert message(built(ppo()).update_from_batch, rows) == (
         "the batch of module 'default_policy': expected a record whose columns are attributes, "
-        "since the module reads batch.advantage, got a plain dict. Give the rows as "
+        "since the module reads batch.advantage, got a plain dict. Pass the rows as "
         "tfrl.struct.TensorDict(rows)."
     )
     built(ppo()).update_from_batch(struct.TensorDict(rows))

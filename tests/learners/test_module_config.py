@@ -27,14 +27,14 @@ def message(fn, *args, **kwargs):
     [
         (
             {"lr": -0.1},
-            "ModuleConfig.lr: expected a number of at least 0, got -0.1. A negative one",
+            "ModuleConfig.lr: expected a number of at least 0, got -0.1. Use a positive value",
         ),
         ({"lr": math.nan}, "ModuleConfig.lr: expected a number of at least 0"),
         (
             {"lr": True},
             "ModuleConfig.lr: expected a number of at least 0, points [[0, v0], [t1, v1]",
         ),
-        ({"lr": "fast"}, "got 'fast'. A schedule is one of tfrl.ops.schedules."),
+        ({"lr": "fast"}, "got 'fast'. Use a number or a schedule from tfrl.ops.schedules."),
         ({"lr": [[0, 1.0], [5, -1.0]]}, "ModuleConfig.lr: expected a number of at least 0, got [["),
         ({"lr": LinearSchedule(start=1.0, end=-1.0, steps=5)}, "ModuleConfig.lr: expected"),
         ({"lr": [[0, 1.0], [5, 0.5], [4, 0.1]]}, "expected strictly increasing steps, got"),
@@ -107,7 +107,7 @@ def test_settings_that_there_are_not(name, field):
 
 def test_settings_by_position():
     assert message(ModuleConfig, 1e-3) == (
-        "ModuleConfig: expected settings by name, got 0.001. Write ModuleConfig(lr=0.001) for a "
+        "ModuleConfig: expected keyword arguments, got 0.001. Write ModuleConfig(lr=0.001) for a "
         "learning rate."
     )
 
@@ -148,7 +148,7 @@ class TestOptimizer:
 
     def test_an_update_that_there_is_not(self):
         learner = Learner(SumAgent(), config=ModuleConfig(optimizer={"sun": "sgd"}))
-        assert "the names of updates, sum, got 'sun'. Did you mean sum?" in message(learner.build)
+        assert "names of updates among sum, got 'sun'. Did you mean sum?" in message(learner.build)
 
     def test_a_learner_trains_by_it_and_comes_back_with_it(self, tmp_path):
         momentum = optimizers.SGD(momentum=0.5)

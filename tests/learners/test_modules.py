@@ -150,10 +150,10 @@ class ModuleTest(parameterized.TestCase):
         assert abs(float(loss)) > 1e-3
 
     @parameterized.parameters(
-        (lambda: tf.ones([2]), "expected a scalar of floats, got float32 of shape (2,)"),
+        (lambda: tf.ones([2]), "expected a float scalar, got float32 of shape (2,)"),
         (lambda: tf.constant(1), "got int32 of shape ()"),
         (lambda: 1.0, "got 1.0. Reduce it over the rows"),
-        (lambda: (tf.constant(1.0), 3.0), "expected metrics {name: scalar} beside the scalar"),
+        (lambda: (tf.constant(1.0), 3.0), "expected metrics {name: scalar} next to the loss"),
     )
     def test_losses_that_are_none(self, make, expected):
         class Wrong(Linear):
@@ -224,7 +224,7 @@ class AsModuleTest(parameterized.TestCase):
         np.testing.assert_array_equal(module.init(KEY).target_params["w"], [0.0, 0.0])
 
     @parameterized.parameters(
-        (object(), "got object without init and forward. Give it these methods, or make it a sub"),
+        (object(), "got object without init and forward. Add these methods, or derive it from"),
         (Duck, "got the class Duck. Give an instance of it."),
         (
             keras.Sequential(name="mine"),
@@ -240,7 +240,7 @@ class AsModuleTest(parameterized.TestCase):
 @pytest.mark.parametrize(
     ("module_id", "expected"),
     [
-        ("", "got an empty one"),
+        ("", "got an empty string"),
         (3, "got 3 (int)"),
         (None, "got None (NoneType)"),
         ("a/b", "got 'a/b' with '/'"),
@@ -249,7 +249,10 @@ class AsModuleTest(parameterized.TestCase):
         ("a\0b", "with '\\x00'"),
         ("a.", "which ends in a dot"),
         ("a ", "which ends in a space"),
-        (ALL_MODULES, "expected an id of one module, got '__all_modules__', which stands for all"),
+        (
+            ALL_MODULES,
+            "expected the id of one module, got '__all_modules__', which stands for all modules",
+        ),
     ],
 )
 def test_ids_that_do_not_fit(module_id, expected):

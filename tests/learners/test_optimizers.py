@@ -170,9 +170,9 @@ def test_no_parameters_can_be_added_later(make):
     late = variable("late")
     assert message(entry.apply, ones([late]), [late]) == (
         "OptimizerEntry.apply: expected variables that the optimizer was built for, got late:0. "
-        "Register an optimizer for them; none takes more variables later."
+        "Register an optimizer for them; a built one takes no more variables."
     )
-    assert "expected an optimizer that has not been used, got a Adam built" in message(
+    assert "expected an unused optimizer, got a Adam built" in message(
         OptimizerEntry, entry.optimizer, [late]
     )
     with pytest.raises(AttributeError):
@@ -189,7 +189,7 @@ def test_new_nadam_is_refused_because_it_counts_in_python():
 def test_a_keras_schedule_inside_is_refused(make):
     rate = K.schedules.ExponentialDecay(0.1, 100, 0.5)
     found = message(OptimizerEntry, make(rate), [variable("a")])
-    assert "got a ExponentialDecay inside it, which counts gradient steps. Give the" in found
+    assert "got a ExponentialDecay, which counts gradient steps. Set a" in found
     assert "lr_or_lr_schedule" in found
 
 
@@ -198,7 +198,7 @@ def test_a_keras_schedule_inside_is_refused(make):
     [
         (
             *("adam", [variable("a")]),
-            "x: expected an optimizer of tfrl.learning.optimizers or of Keras, got adam",
+            "x: expected an optimizer from tfrl.learning.optimizers or Keras, got adam",
         ),
         (
             None,
@@ -248,13 +248,14 @@ def test_state_of_two_modules_has_the_same_paths():
 def test_messages_of_the_registry():
     params, found = registry()
     assert message(found.add, "a", "net", adam(), [variable("c")]) == (
-        "register_optimizer('a', 'net'): expected a name that this module does not have, got one "
-        "of ['net']. Choose another name."
+        "register_optimizer('a', 'net'): expected an optimizer name that this module does not "
+        "use, got one "
+        "of ['net']. Choose a different name."
     )
     assert "got a/w:0 (in ('a', 'net')), b/w:0 (in ('b', 'net'))" in message(
         found.add, ALL_MODULES, "all", adam(), list(params.values())
     )
-    assert "expected an optimizer of its own, got that of ('a', 'net')" in message(
+    assert "expected an optimizer of its own, got the optimizer of ('a', 'net')" in message(
         found.add, "a", "more", found.get("a"), [variable("c")]
     )
     assert "the optimizer's name: expected a string that can name a folder" in message(

@@ -64,7 +64,9 @@ class ConfigTest(parameterized.TestCase):
         ({"lr": 1e-3}, "lr"), ({"grad_clip": 1.0}, "grad_clip"), ({"adam_epsilon": 1e-8}, "adam")
     )
     def test_settings_of_an_optimizer_are_refused(self, settings, name):
-        wanted = rf"ModuleConfig.{name}.* of module 'own': expected none, .*own, got .*Leave it out"
+        wanted = (
+            rf"ModuleConfig.{name}.* of module 'own': expected no .*own optimizers, got .*Leave"
+        )
         with self.assertRaisesRegex(UserError, wanted):
             Learner({"own": Stepping()}, config=ModuleConfig(**settings))
         with self.assertRaisesRegex(UserError, wanted):

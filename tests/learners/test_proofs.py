@@ -212,7 +212,7 @@ class GuardTest(parameterized.TestCase):
 
         learner = built({"a": Dot()}, PerRow)
         self.assertIn(
-            "the loss of module 'a': expected a scalar of floats, got float32 of shape (3,)",
+            "the loss of module 'a': expected a float scalar, got float32 of shape (3,)",
             message(learner.update_from_batch, {"a": column([1, 1], [2, 2], [3, 3])}),
         )
 
@@ -338,7 +338,7 @@ class OptionsTest(parameterized.TestCase):
         (dict(num_epochs=0), "num_epochs: expected a whole number of at least 1, got 0"),
         (dict(num_total_minibatches=-1), "num_total_minibatches: expected a whole number"),
         (dict(minibatch_size=0), "minibatch_size: expected a whole number of at least 1, got 0"),
-        (dict(minibatch_size={"other": 2}), "minibatch_size: expected sizes for modules out of"),
+        (dict(minibatch_size={"other": 2}), "minibatch_size: expected sizes for modules among"),
         (dict(remainder="keep"), "remainder: expected one of error, pad, drop, wrap"),
         (dict(compile="jit"), "compile: expected xla, graph or eager, got 'jit'"),
     )
@@ -380,15 +380,16 @@ class IteratorTest(parameterized.TestCase):
         learner = built(Dot())
         batches = [column([1, 1])] * 2
         self.assertIn(
-            "the iterator of update_from_iterator: expected 3 batches, got 2, then its end. Let",
+            "the iterator of update_from_iterator: expected 3 batches, got 2 before its end. "
+            "Repeat",
             message(learner.update_from_iterator, iter(batches), 3),
         )
         self.assertEqual(int(learner.learner_steps), 2)
         text = message(learner.update_from_iterator, iter([]), 1)
-        self.assertIn("expected 1 batches, got 0, then its end", text)
+        self.assertIn("expected 1 batches, got 0 before its end", text)
         for nothing in ([], iter([])):
             text = message(learner.update_from_iterator, nothing)
-            self.assertIn("expected some batches, got 0, then its end", text)
+            self.assertIn("expected some batches, got 0 before its end", text)
 
     def test_one_pass_or_cycles(self):
         learner = built(Dot())
@@ -723,7 +724,7 @@ class BuildTest(parameterized.TestCase):
     )
     def test_use_before_build_says_so(self, method, args):
         text = message(getattr(Learner(Dot()), method), *args)
-        self.assertIn("expected a built learner, got one without variables. Call ", text)
+        self.assertIn("expected a built learner, got a learner without variables. Call ", text)
         self.assertIn(method if method != "get_parameters" else "module_state", text)
 
     def test_build_is_idempotent(self):

@@ -174,7 +174,7 @@ class MirroredTest(parameterized.TestCase):
         with pytest.raises(
             UserError,
             match="minibatch_size of module 'default_policy': expected a multiple of the 2 "
-            "replicas that divide it, got 3. The nearest that divide are 2 and 4.",
+            "replicas, got 3. The nearest multiples are 2 and 4.",
         ):
             learner.update_from_batch({"x": np.ones([9], np.float32)}, minibatch_size=3)
 

@@ -147,13 +147,13 @@ class RefusedTest(parameterized.TestCase):
     def test_names_that_are_taken(self, name):
         with self.assertRaises(UserError) as error:
             built(Line(extra=((name, 1.0),))).update_from_batch(rows())
-        self.assertIn("other names than those that the Learner reports", str(error.exception))
+        self.assertIn("names other than the Learner's own metrics", str(error.exception))
         self.assertIn(f"got {name!r}", str(error.exception))
 
     def test_metrics_of_text(self):
         with self.assertRaises(UserError) as error:
             built(Line(extra=(("m", "text"),))).update_from_batch(rows())
-        self.assertIn("expected scalars, of numbers, got m of dtype string", str(error.exception))
+        self.assertIn("expected numeric scalars, got m of dtype string", str(error.exception))
 
     def test_iterators_and_episodes(self):
         learner = built(Line())
@@ -164,7 +164,9 @@ class RefusedTest(parameterized.TestCase):
 
     def test_all_rows_that_replicas_do_not_divide(self):
         learner = built(Line(), strategy=mirrored(2))
-        with self.assertRaisesRegex(UserError, "the batch of module .* got 5 rows, all of them"):
+        with self.assertRaisesRegex(
+            UserError, "the batch of module .* got 5 rows in one minibatch"
+        ):
             learner.update_from_batch(rows(5))
         for kind in ("pad", "wrap", "drop"):
             result = learner.update_from_batch(rows(5), remainder=kind)
@@ -209,12 +211,14 @@ class AcceptedTest(parameterized.TestCase):
         learner = built({"a": Line(), "b": Line()}, policies_to_train=[])
         report = learner.update_from_batch({"a": rows()}, timesteps=70)
         self.assertEqual(report["__all_modules__"]["env_steps"], 70)
-        with self.assertRaisesRegex(UserError, "timesteps: expected a whole number"):
+        with self.assertRaisesRegex(UserError, "timesteps: expected the number of env steps"):
             learner.update_from_batch({"a": rows()}, timesteps=-1)
 
     @parameterized.parameters(3.0, ([1.0, 2.0],), ([1, 2, 3],), True)
     def test_keys_that_are_none(self, key):
-        with self.assertRaisesRegex(UserError, "key: expected whole numbers int32 .2., or a seed"):
+        with self.assertRaisesRegex(
+            UserError, "key: expected an int32 tensor of shape .2., or a seed"
+        ):
             built(Line()).update_from_batch(rows(), key=key)
 
     def test_a_seed_is_a_key(self):

@@ -46,7 +46,7 @@ class Joint(Learner):
 )
 def test_counters_before_build(name):
     assert message(getattr, Learner(Dot()), name) == (
-        f"Learner.{name}: expected a built learner, got one without variables. "
+        f"Learner.{name}: expected a built learner, got a learner without variables. "
         "Call learner.build(key) first."
     )
     assert getattr(built(Dot()), name).dtype.is_integer
@@ -93,7 +93,7 @@ def test_a_failed_build_leaves_nothing_behind():
 
     learner = Fails(Dot())
     for _ in range(2):  # The second one is not silent.
-        assert "every parameter that is trained" in message(learner.build)
+        assert "an optimizer for every trained parameter" in message(learner.build)
         assert not learner.is_built
         assert "expected a built learner" in message(getattr, learner, "env_steps")
     learner.broken = False
@@ -114,8 +114,8 @@ def test_parameters_that_no_update_trains():
 
     learner = Everything({"a": Partly()})
     assert message(learner.build) == (
-        "register_optimizer('a', 'o'): expected parameters of groups that some update of their "
-        "module trains, got a/params/encoder/kernel:0, which no loss would change. Leave them out, "
+        "register_optimizer('a', 'o'): expected parameters that an update of their module trains, "
+        "got a/params/encoder/kernel:0, which no loss changes. Leave them out, "
         "or name their group in the module's updates."
     )
 
@@ -125,8 +125,8 @@ def test_an_optimizer_that_would_never_take_a_step():
     assert message(
         learner.register_optimizer, "held", "o", sgd(None), learner.get_parameters("held")
     ) == (
-        "register_optimizer('held', 'o'): expected parameters of groups that some update of their "
-        "module trains, got held/params/w:0, which no loss would change. Leave them out, or name "
+        "register_optimizer('held', 'o'): expected parameters that an update of their module "
+        "trains, got held/params/w:0, which no loss changes. Leave them out, or name "
         "their group in the module's updates."
     )
     assert [name for _, name, _ in learner.optimizer_entries()] == ["default_optimizer"]
@@ -138,7 +138,7 @@ def test_an_optimizer_of_moving_statistics_alone():
     learner = built(module)
     moving = tf.nest.flatten(learner.state.params["model"]["state"])
     said = message(learner.register_optimizer, "default_policy", "o", sgd(None), moving)
-    assert "moving_mean:0, " in said and "moving_variance:0, which no loss would change" in said
+    assert "moving_mean:0, " in said and "moving_variance:0, which no loss changes" in said
 
 
 @pytest.mark.parametrize("rate", [-1, float("nan"), [[0, 0.1], [5, -1.0]]])
@@ -167,7 +167,7 @@ def test_a_joint_optimizer_clips_as_its_modules():
     np.testing.assert_allclose(learner.get_parameters("c")[0], [0.0, -0.5])
     other = Sgd({"a": Dot(), "b": Dot()}, config={"a": clip, "b": {}})
     said = message(other.build)
-    assert "expected one way to clip the gradients" in said
+    assert "expected one setting for gradient clipping" in said
     assert "config={..., '__all_modules__': ModuleConfig(...)}" in said
     asked = {"a": clip, "b": {}, ALL_MODULES: {"grad_clip": 1.0}}
     built({"a": Dot(), "b": Dot()}, Sgd, config=asked)
@@ -186,7 +186,7 @@ def test_settings_as_dicts():
 def test_strategies_have_to_be_made():
     assert message(Learner, Dot(), strategy="mirrored") == (
         "Learner strategy: expected a tf.distribute.Strategy, or None, got 'mirrored'. "
-        "Make one by tfrl.distribute.make_strategy(name)."
+        "Create one with tfrl.distribute.make_strategy(name)."
     )
 
 
@@ -308,8 +308,8 @@ def test_a_component_is_one_name(tmp_path):
     learner.save_to_path(tmp_path / "save")
     said = message(learner.restore_from_path, tmp_path / "save", component=["rl_module"])
     assert said == (
-        'component: expected the name of one, such as "rl_module", or None for all, got '
-        "['rl_module']. Restore one after the other."
+        'component: expected the name of a component, such as "rl_module", or None for all, got '
+        "['rl_module']. Restore components one at a time."
     )
 
 

@@ -73,7 +73,7 @@ def test_graph_and_xla_agree_with_eager():
     [
         (
             {"seq_lens": np.array([4, 0])},
-            "seq_lens: expected lengths from 1 to 3, the steps that the leaves hold for each, got "
+            "seq_lens: expected lengths from 1 to 3, the padded length of the leaves, got "
             "4 (sequence 0), 0 (sequence 1). Pad every sequence",
         ),
         (
@@ -87,10 +87,10 @@ def test_graph_and_xla_agree_with_eager():
         ),
         (
             {"state_in": {"h": np.zeros([3, 4])}},
-            "expected one row a sequence, 2, in state_in, got state_in/h of 3 rows",
+            "expected 2 rows, one per sequence, in state_in, got state_in/h of 3 rows",
         ),
         ({"seq_lens": np.array([1.0, 2.0])}, "got float64 of shape (2,)"),
-        ({"seq_lens": np.array([], np.int32)}, "expected whole numbers [S], with S known"),
+        ({"seq_lens": np.array([], np.int32)}, "expected an integer tensor of static shape [S]"),
     ],
 )
 def test_messages(changes, expected):

@@ -195,11 +195,11 @@ def test_every_process_takes_as_many_steps_as_the_one_with_most_rows(tmp_path):
 @pytest.mark.slow
 def test_modules_that_differ_are_named_in_every_process(tmp_path):
     first, second = run(MODULES, tmp_path)
-    expected = "the batches of the processes: expected rows to train the same modules in every "
+    expected = "the batches of the processes: expected rows of the same modules in every "
     for found in (first, second):
         rows, chosen, _, steps = found
         assert rows.startswith(expected) and chosen.startswith(expected)
-        assert "got ['a', 'b'] in worker 0; ['a'] in worker 1. Give every process rows of" in rows
-        assert "got ['b'] in worker 0; none in worker 1. Give every process rows of 'b'" in chosen
+        assert "got ['a', 'b'] in worker 0; ['a'] in worker 1. Pass rows of" in rows
+        assert "got ['b'] in worker 0; none in worker 1. Pass rows of 'b'" in chosen
         assert steps == 1  # what was refused has trained nothing
     assert first[2] == second[2]

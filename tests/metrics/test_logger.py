@@ -278,7 +278,7 @@ class TestMistakes:
             ({"window": 0}, "window: expected a whole number of at least 1 or None, got 0"),
             ({"window": 2.5}, "window: expected a whole number of at least 1 or None, got 2.5"),
             ({"reduce": "ema", "ema_coeff": 0}, "ema_coeff: expected a number above 0 and at"),
-            ({"throughput": True}, "throughput: expected False but for reduce='sum'"),
+            ({"throughput": True}, "throughput: expected False unless reduce is"),
             ({"reduce": "sum", "window": 2, "throughput": True}, "throughput: expected False"),
         ],
     )
@@ -287,11 +287,16 @@ class TestMistakes:
 
     @pytest.mark.parametrize("name", ["", (), ("a", ""), ("a", 1), 5])
     def test_names(self, name):
-        assert "metric name: expected a string, or a tuple" in self.message(((name, 1), {}))
+        assert "metric name: expected a non-empty string, or a tuple" in self.message(
+            ((name, 1), {})
+        )
 
     def test_a_shape_stays(self):
         text = self.message((("x", [1, 2]), {}), (("x", 1), {}))
-        assert "metric x: expected a value of shape (2,), as the first, got one of shape ()" in text
+        assert (
+            "metric x: expected a value of shape (2,), as in the first call, got a value of shape "
+            "()" in text
+        )
 
     @pytest.mark.parametrize(
         "names", [("a", ("a", "b")), (("a", "b"), "a"), ("steps_per_second", "steps")]
@@ -299,12 +304,12 @@ class TestMistakes:
     def test_a_place_is_taken(self, names):
         logger = MetricsLogger()
         logger.log(names[0], 1)
-        with pytest.raises(UserError, match="a name that no other metric takes"):
+        with pytest.raises(UserError, match="a name that does not overlap with"):
             logger.log(names[1], 1, reduce="sum", throughput=True)
 
     def test_unknown_name(self):
         logger = MetricsLogger()
-        with pytest.raises(UserError, match="none of the 0 that there are. Log it first."):
+        with pytest.raises(UserError, match="an unknown name, of 0 logged metrics. Log it first."):
             logger.peek("x")
         logger.log(("a", "loss"), 1)
         for name in (("a", "los"), ("a", "loss", "deeper")):
@@ -469,14 +474,14 @@ class TestMerge:
         with pytest.raises(UserError) as error:
             root.merge([a, b])
         assert str(error.value) == (
-            "MetricsLogger.merge: expected metrics with the settings and shapes that they have "
-            "here, got metric x with reduce='sum'; y of shape (2,). Log each name with the same "
+            "MetricsLogger.merge: expected metrics with the settings and shapes of this logger, "
+            "got metric x with reduce='sum'; y of shape (2,). Log each name with the same "
             "settings everywhere."
         )
         assert "new" not in root
         assert len(a.take()["metrics"]) == 2  # still there to be merged
         for others in ([root], [a, a]):
-            with pytest.raises(UserError, match="this logger itself, or one twice"):
+            with pytest.raises(UserError, match="this logger, or a logger twice"):
                 root.merge(others)
 
 

@@ -256,7 +256,7 @@ class KerasNetworkTest(parameterized.TestCase, tf.test.TestCase):
 
         x = seeding.normal(KEY, [3, 4])
         self.assertAllClose(run(x), network.apply(params, x), 1e-5)
-        with strategy.scope(), pytest.raises(UserError, match="outside of a distribution strategy"):
+        with strategy.scope(), pytest.raises(UserError, match="outside a distribution strategy"):
             networks.KerasNetwork(model_fn=sequential, spec=SPEC)
 
 
@@ -270,15 +270,13 @@ class ErrorsTest(tf.test.TestCase):
 
     def test_init_while_tracing(self):
         network = networks.KerasNetwork(model_fn=plain_dense, spec=SPEC)
-        with pytest.raises(
-            UserError, match="KerasNetwork.init: expected to be called outside of tf"
-        ):
+        with pytest.raises(UserError, match="KerasNetwork.init: expected a call outside tf"):
             tf.function(network.init)(KEY)
 
     def test_wrong_models(self):
         with pytest.raises(UserError, match="model_fn: expected a function without arguments"):
             networks.KerasNetwork(model_fn=lambda: 3, spec=SPEC)
-        with pytest.raises(UserError, match="spec: expected that of the KerasNetwork"):
+        with pytest.raises(UserError, match="spec: expected the spec of the KerasNetwork"):
             networks.KerasNetwork(model_fn=plain_dense, spec=SPEC).init(KEY, tf.TensorSpec([5]))
         flat = networks.KerasNetwork(
             model_fn=lambda: K.Sequential([K.layers.Reshape([2, 2])]), spec=SPEC

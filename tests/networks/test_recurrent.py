@@ -272,7 +272,7 @@ class MessagesTest(parameterized.TestCase):
         ({"kernel_init": "glorot"}, "kernel_init: expected one of lecun_normal, lecun_uniform,"),
         (
             {"body": networks.RecurrentTorso(body=networks.MLP())},
-            "RecurrentTorso.body: expected a torso without memory, got RecurrentTorso.",
+            "RecurrentTorso.body: expected a feed-forward torso, got RecurrentTorso.",
         ),
     )
     def test_arguments(self, changes, message):
@@ -301,8 +301,8 @@ class MessagesTest(parameterized.TestCase):
                 call()
             self.assertEqual(
                 str(error.value),
-                "RecurrentTorso: expected a carry, got None. Begin an episode with "
-                "initial_carry(batch_size), and hand on the carry that a step returns.",
+                "RecurrentTorso: expected a carry, got None. Start an episode with "
+                "initial_carry(batch_size), and pass on the carry that each step returns.",
             )
 
     def test_equal_torsos_are_equal(self):

@@ -381,7 +381,7 @@ class ObservationTest(parameterized.TestCase, tf.test.TestCase):
             networks.make_torso(both)
         self.assertEqual(
             str(error.value),
-            "observation: expected one image, or no image, got images image among other items. "
+            "observation: expected at most one image, got images image among other items. "
             "Choose one with obs_key='image', or make_torso(kind='mlp') for all.",
         )
         with pytest.raises(UserError, match="obs_key: expected .* got 'imag'. Did you mean image?"):
@@ -392,5 +392,5 @@ class ObservationTest(parameterized.TestCase, tf.test.TestCase):
             networks.make_torso(both, kind="impala_cnn")
         with pytest.raises(UserError, match="hidden: expected one size"):
             networks.make_torso(IMAGE, hidden=(3, 4))
-        with pytest.raises(UserError, match="spec: expected that of the torso"):
+        with pytest.raises(UserError, match="spec: expected the spec of the torso"):
             networks.make_torso(IMAGE).init(KEY, SMALL)

@@ -74,12 +74,11 @@ class MistakesTest(parameterized.TestCase):
         ),
         (
             {"alpha": 1.5},
-            "alpha: expected a number of at least 0 and at most 1, got 1.5. Give one finite "
-            "number.",
+            "alpha: expected a number of at least 0 and at most 1, got 1.5. Pass a finite number.",
         ),
         (
             {"discount": -0.1},
-            "discount: expected a number of at least 0 and at most 1, got -0.1. Give one finite "
+            "discount: expected a number of at least 0 and at most 1, got -0.1. Pass a finite "
             "number.",
         ),
         (
@@ -88,8 +87,8 @@ class MistakesTest(parameterized.TestCase):
         ),
         (
             {"sequence_length": 2, "sequence_period": 3},
-            "sequence_period: expected a whole number of at least 1 and at most 2, got 3. A longer "
-            "period would leave steps out.",
+            "sequence_period: expected a whole number of at least 1 and at most 2, got 3. Use at "
+            "most sequence_length; a longer period skips steps.",
         ),
         (
             {"sequence_length": 2, "n_step": 2},
@@ -98,27 +97,26 @@ class MistakesTest(parameterized.TestCase):
         ),
         (
             {"frames_per_step": 0.5},
-            "frames_per_step: expected a number of at least 1 or None, got 0.5. Give one finite "
+            "frames_per_step: expected a number of at least 1 or None, got 0.5. Pass a finite "
             "number.",
         ),
         (
             {"frames_per_step": float("nan")},
-            "frames_per_step: expected a number of at least 1 or None, got nan. Give one finite "
+            "frames_per_step: expected a number of at least 1 or None, got nan. Pass a finite "
             "number.",
         ),
         (
             {"frames_per_step": float("inf")},
-            "frames_per_step: expected a number of at least 1 or None, got inf. Give one finite "
+            "frames_per_step: expected a number of at least 1 or None, got inf. Pass a finite "
             "number.",
         ),
         (
             {"alpha": float("nan")},
-            "alpha: expected a number of at least 0 and at most 1, got nan. Give one finite "
-            "number.",
+            "alpha: expected a number of at least 0 and at most 1, got nan. Pass a finite number.",
         ),
         (
             {"discount": True},
-            "discount: expected a number of at least 0 and at most 1, got True. Give one finite "
+            "discount: expected a number of at least 0 and at most 1, got True. Pass a finite "
             "number.",
         ),
         (
@@ -128,11 +126,9 @@ class MistakesTest(parameterized.TestCase):
         (
             {"frame_stack": 3, "obs_spec": {"image": ATARI}},
             "frame_stack=3: expected a number that "
-            "divides axis -1 of every stacked leaf, got image of shape [84, 84, 4]. Give the "
-            "number "
-            "of frames that the environment stacks, and leaves that are not stacked by leaving "
-            "them "
-            "out of frame_stack_paths.",
+            "divides axis -1 of every stacked leaf, got image of shape [84, 84, 4]. Set it to the "
+            "environment's number of stacked frames, and leave unstacked leaves out of "
+            "frame_stack_paths.",
         ),
         (
             {"frame_stack": 4, "frame_stack_paths": ("img",), "obs_spec": {"image": ATARI}},
@@ -159,16 +155,16 @@ class MistakesTest(parameterized.TestCase):
         (
             {"reward": {"coins": np.zeros([3, 2], np.float32)}},
             "trajectory.reward: expected a "
-            "tensor float32 [?, 2], got nothing there (the leaves are coins).",
+            "tensor float32 [?, 2], got no such leaf (the leaves are coins).",
         ),
         (
             {"next_obs": None},
-            "trajectory.next_obs: expected a tensor float32 [?, 2, 1], got nothing there (the "
+            "trajectory.next_obs: expected a tensor float32 [?, 2, 1], got no such leaf (the "
             "leaves are none).",
         ),
         (
             {"termination": None, "valid": None},
-            "trajectory.termination: expected a tensor bool [?, 2], got nothing there (the leaves "
+            "trajectory.termination: expected a tensor bool [?, 2], got no such leaf (the leaves "
             "are none).",
         ),
         (
@@ -492,8 +488,8 @@ class StateTest(parameterized.TestCase):
         maker(n_step=2).init().save(folder)
         with self.assertRaisesRegex(
             UserError,
-            r"^InGraphReplay.n_step: expected 2, as the buffer in .* was made with, "
-            r"got 3. Make the buffer as it was when it was saved.$",
+            r"^InGraphReplay.n_step: expected 2, as in the buffer saved in .* was made with, "
+            r"got 3. Create the buffer with the arguments of the saved one.$",
         ):
             maker(n_step=3).init().restore(folder)
         with self.assertRaisesRegex(UserError, "^replay buffer .*: expected a folder that "):
@@ -503,12 +499,12 @@ class StateTest(parameterized.TestCase):
         (
             "axis",
             {"frame_stack_axis": -1},
-            "InGraphReplay.frame_stack_axis: expected 0, as the buffer",
+            "InGraphReplay.frame_stack_axis: expected 0, as in the buffer",
         ),
         (
             "paths",
             {"frame_stack_paths": ("image", "other")},
-            r"InGraphReplay.frame_stack_paths: expected \['image'\], as the buffer",
+            r"InGraphReplay.frame_stack_paths: expected \['image'\], as in the buffer",
         ),
         (
             "dtype",
@@ -583,7 +579,8 @@ class StateTest(parameterized.TestCase):
             buffer.load_values({**values, "other": tf.zeros([])})
         self.assertEqual(
             str(caught.exception),
-            "the values of a replay buffer: expected those of a buffer of the same factory, got an "
-            "unknown other; frames of float32 [83, 2] for float32 [83, 1]; no counts. Make the "
-            "buffer with the specs, the capacity and the num_envs of the one that was saved.",
+            "the values of a replay buffer: expected the values of a buffer from the same "
+            "factory, got an "
+            "unknown other; frames of float32 [83, 2] for float32 [83, 1]; no counts. Create the "
+            "buffer with the specs, the capacity and the num_envs of the saved one.",
         )

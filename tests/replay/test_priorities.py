@@ -196,7 +196,7 @@ class MistakesTest(parameterized.TestCase):
             self.assertEqual(
                 str(caught.exception),
                 "update_priorities: expected a buffer of kind=\"prioritized\", got kind='uniform'. "
-                'Make it with InGraphReplay(kind="prioritized").',
+                'Create it with InGraphReplay(kind="prioritized").',
             )
 
     def test_arguments_that_do_not_do(self):
@@ -212,8 +212,8 @@ class MistakesTest(parameterized.TestCase):
                 buffer.update_priorities(tf.ones(i, tf.int64), tf.ones(p))
             self.assertStartsWith(
                 str(caught.exception),
-                "priorities: expected index [N], as it was sampled, and one priority for each of "
-                f"its N items, got index of shape {tf.TensorShape(i)}, priorities of shape "
+                "priorities: expected the sampled index [N], and one priority for each of its N "
+                f"items, got index of shape {tf.TensorShape(i)}, priorities of shape "
                 f"{tf.TensorShape(p)}. ",
             )
 
@@ -223,5 +223,5 @@ class MistakesTest(parameterized.TestCase):
             buffer.update_priorities(tf.constant([0, 1], tf.int64), tf.constant([1.0, -2.0]))
         self.assertEqual(
             str(caught.exception),
-            "priorities: expected no negative number, got -2. Give absolute TD errors.",
+            "priorities: expected non-negative numbers, got -2. Pass absolute TD errors.",
         )

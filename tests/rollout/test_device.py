@@ -179,14 +179,14 @@ class RolloutErrorTest(parameterized.TestCase):
 
         self.assertEqual(
             self.message(agent=Agent()),
-            "carry: expected the structure that the rollout started from, got a carry although it "
-            "began with None. Give the agent a method initial_carry(batch_size) that returns the "
-            "recurrent state of an episode's start, or pass carry=.",
+            "carry: expected the structure of the initial carry, got a carry after an initial "
+            "carry of None. Define initial_carry(batch_size) on the agent to return the initial "
+            "recurrent state, or pass carry=.",
         )
 
     def test_carry_that_disappears(self):
         message = self.message(carry={"count": tf.zeros([1])})
-        self.assertIn("got None in ActionOutput.carry. Give the agent a method", message)
+        self.assertIn("got None in ActionOutput.carry. Define initial_carry", message)
 
     def test_carry_of_another_structure(self):
         class Agent(fakes.PlainAgent):
@@ -194,4 +194,4 @@ class RolloutErrorTest(parameterized.TestCase):
                 return ActionOutput(action=obs["place"][:, 0], carry=[obs["age"]])
 
         message = self.message(agent=Agent(), carry={"count": tf.zeros([1])})
-        self.assertIn("got another one in ActionOutput.carry (", message)
+        self.assertIn("got a different structure in ActionOutput.carry (", message)

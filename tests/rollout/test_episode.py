@@ -146,8 +146,9 @@ class EpisodeTest(parameterized.TestCase):
             function(env, fakes.PlainAgent(), env.reset(KEY), {}, KEY)
         self.assertEqual(
             str(caught.exception),
-            "length: expected a limit of the episode's steps, got None, and the environment has "
-            "no max_episode_steps. Give length, or make the environment with max_episode_steps.",
+            "length: expected a limit on the steps of an episode, got None, and the environment "
+            "has "
+            "no max_episode_steps. Pass length, or create the environment with max_episode_steps.",
         )
         with self.assertRaisesRegex(UserError, "env_extra_fields: .* got nothing"):
             function(env, fakes.PlainAgent(), env.reset(KEY), {}, KEY, 3, ("nothing",))

@@ -158,7 +158,7 @@ class OperationTest(parameterized.TestCase):
         outside = tf.constant(np.ones([3, 4], np.float32))
         variable = tf.Variable(1.0)
         for fn in (lambda x, w: x + outside, lambda x, w: x * variable):
-            with self.assertRaisesRegex(NotInNumpy, "values from outside|operation"):
+            with self.assertRaisesRegex(NotInNumpy, "values captured from outside|operation"):
                 program_of(fn)
 
 

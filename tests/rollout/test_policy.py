@@ -80,7 +80,7 @@ def test_drawn_actions_differ_and_repeat_by_seed(recurrent):
         ({"b": np.zeros(2)}, "got b"),
         ({"b": np.zeros(3), "a": 0}, "obs/b: expected float32 of shape .2."),
         ({"b": np.zeros(2), "a": 0.5}, "obs/a: expected int64, got float64"),
-        ({"b": np.zeros([4, 2]), "a": np.zeros(3, int)}, "one batch size.*got 3, 4"),
+        ({"b": np.zeros([4, 2]), "a": np.zeros(3, int)}, "same batch size.*got 3, 4"),
     ],
 )
 def test_mistakes(recurrent, obs, message):

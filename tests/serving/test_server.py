@@ -176,7 +176,7 @@ def test_versions_labels_status_and_metadata(two_versions):
     [
         ({"observation_b": [[0, 1], [2]]}, "observation_b: expected numbers, in lists of equal"),
         ({"observation_b": [[0, 1, 2]] * 2}, "obs/b: expected float32 of shape [2], or a batch"),
-        ({"observation_b": [[0, 1]]}, "expected one batch size in all its parts, got 1, 2"),
+        ({"observation_b": [[0, 1]]}, "expected the same batch size in all parts, got 1, 2"),
         ({"observation_a": [0.5, 1.0]}, "obs/a: expected int64"),
         ({"observation_a": ["x", "y"]}, "observation_a: expected numbers"),
         ({"c": [1, 2]}, "the inputs of the request: expected observation_a, observation_b, state"),

@@ -243,8 +243,8 @@ class TestRefused:
             pass
 
         for obj, got in [
-            (local, "TestRefused.test_what_has_no_words.<locals>.local, which was made inside"),
-            (Local, "<locals>.Local, which was made inside a function"),
+            (local, "TestRefused.test_what_has_no_words.<locals>.local, which is defined inside"),
+            (Local, "<locals>.Local, which is defined inside a function"),
             (make_model(), "keras.src.engine.sequential.Sequential"),
             (tf.constant(1.0), "EagerTensor"),
             (tf.Variable(1.0), "ResourceVariable"),
@@ -282,22 +282,25 @@ class TestNotBuilt:
     @pytest.mark.parametrize(
         ("description", "got"),
         [
-            ({"kind": "object", "class": "os:system", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "subprocess:Popen", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "shutil:rmtree", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "a.b", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "x:f()", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "no_such_module:X", "fields": {}}, "is not loadable"),
-            ({"kind": "object", "class": "tfrl.specs:NoSuchSpec", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "os:system", "fields": {}}, "is not registered"),
+            ({"kind": "object", "class": "subprocess:Popen", "fields": {}}, "is not registered"),
+            ({"kind": "object", "class": "shutil:rmtree", "fields": {}}, "is not registered"),
+            ({"kind": "object", "class": "a.b", "fields": {}}, "is not registered"),
+            ({"kind": "object", "class": "x:f()", "fields": {}}, "is not registered"),
+            ({"kind": "object", "class": "no_such_module:X", "fields": {}}, "is not registered"),
+            (
+                {"kind": "object", "class": "tfrl.specs:NoSuchSpec", "fields": {}},
+                "is not registered",
+            ),
             ({"kind": "object"}, "one that fails with KeyError('class')"),
-            ({"kind": "enum", "class": "builtins:dict", "name": "x"}, "is not loadable"),
+            ({"kind": "enum", "class": "builtins:dict", "name": "x"}, "is not registered"),
             ({"kind": "name", "name": "os:popen"}, "tfrl.loadable(popen)"),
-            ({"kind": "enum", "class": f"{__name__}:Plain", "name": "x"}, "is no Enum"),
+            ({"kind": "enum", "class": f"{__name__}:Plain", "name": "x"}, "is not an Enum"),
             (
                 {"kind": "object", "class": f"{__name__}:make_model", "fields": {}},
                 "is no dataclass",
             ),
-            ({"kind": "name", "name": 3}, "the name 3, which is not loadable"),
+            ({"kind": "name", "name": 3}, "the name 3, which is not registered"),
             ({"kind": "spec", "class": "os", "arguments": []}, "one that fails with KeyError"),
             ({"kind": "pickle"}, "one of kind 'pickle'"),
             ({}, "one of kind None"),
@@ -355,7 +358,7 @@ class TestLoadable:
 
     def test_functions_of_libraries_once_they_are_registered(self):
         description = codec.describe(tf.nn.relu)
-        with pytest.raises(UserError, match="not loadable here"):
+        with pytest.raises(UserError, match="not registered here"):
             codec.build(description)
         loadable(tf.nn.relu)
         assert codec.build(description) is tf.nn.relu

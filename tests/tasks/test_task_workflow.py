@@ -391,8 +391,8 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_optimizer": lambda self: 0.1},
-            "get_optimizer of Wrong: expected an optimizer of tfrl.learning.optimizers or of "
-            "Keras, got 0.1. Make one, such as tfrl.learning.optimizers.Adam().",
+            "get_optimizer of Wrong: expected an optimizer from tfrl.learning.optimizers or "
+            "Keras, got 0.1. Create one, such as tfrl.learning.optimizers.Adam().",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: None},

@@ -158,7 +158,9 @@ def test_what_is_missing_is_said():
         def iterate(self, state, key):
             return {}, state
 
-    with pytest.raises(NotImplementedError, match="Nothing needs setup_agent_and_optimizer, or"):
+    with pytest.raises(
+        NotImplementedError, match="Nothing must define setup_agent_and_optimizer or"
+    ):
         Nothing().setup(0)
     assert len(Workflow.__abstractmethods__) <= 6
     with pytest.raises(UserError, match="Nothing.evaluator: expected an Evaluator, got None"):

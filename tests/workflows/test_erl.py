@@ -353,7 +353,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
     workflow.step(state)
     with pytest.raises(UserError, match=r"(?s)newest of its run.*snapshot"):
         workflow.step(state)
-    with pytest.raises(UserError, match=r"(?s)one of variables.*snapshot"):
+    with pytest.raises(UserError, match=r"(?s)a state of variables.*snapshot"):
         workflow.step(struct.values(workflow.setup(0)))
 
 
@@ -364,15 +364,15 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
         ({**CEM_RL, "optimizer": GA(pop_size=5)}, r"GA.pop_size.*even.*6"),
         ({**CEM_RL, "agent": tfrl.TD3, "group": "critic"}, r"agent.*TD3 with critic, actor"),
         ({**CEM_RL, "inject": "extra"}, r"inject.*'none' with train_half"),
-        ({**CEM_RL, "agent": {"a": TD3, "b": TD3}}, r"agent.*one with train_half.*a, b"),
-        ({"agent": {"a": TD3, "b": SAC}}, r"group 'actor' of agent 'b'.*form.*'a'"),
+        ({**CEM_RL, "agent": {"a": TD3, "b": TD3}}, r"agent.*one agent with train_half.*a, b"),
+        ({"agent": {"a": TD3, "b": SAC}}, r"group 'actor' of agent 'b'.*structure.*'a'"),
         ({"agent": {"a": TD3, "b": functools.partial(TD3, n_step=3)}}, r"n_step of agent 'b'"),
         ({"group": "policy"}, r"group.*actor"),
         ({"optimizer": None}, r"a search of tfrl.evolution"),
         ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"one objective"),
         ({"optimizer": MAPElites(**ARCHIVE)}, r"optimizer.*descriptors.*MAPElites"),
         ({"inject": "mean"}, r"GA.pull.*mean"),
-        ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniformly"),
+        ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniform"),
         ({"replay": functools.partial(BUFFER, capacity=3)}, r"replay.capacity.*4"),
         ({"batch_size": 0}, r"batch_size"),
         ({"updates_per_step": 0}, r"updates_per_step"),

@@ -182,18 +182,18 @@ def test_a_video_that_fails_does_not_end_the_training(tmp_path, monkeypatch, cap
     [
         (
             {"video_interval": 32},
-            "video_interval: expected a root_dir beside it, got none. Give root_dir: the videos "
-            "are files in its folder videos/.",
+            "video_interval: expected a root_dir as well, got none. Pass root_dir; the videos are "
+            "written to its folder videos/.",
         ),
         (
             {"video_interval": -1},
-            "video_interval: expected a whole number of at least 0, or None, got -1. Give env "
-            "steps between videos; 0 records none in training.",
+            "video_interval: expected a whole number of at least 0, or None, got -1. Pass the env "
+            "steps between videos, or 0 to record none in training.",
         ),
         (
             {"video_interval": True},
-            "video_interval: expected a whole number of at least 0, or None, got True. Give env "
-            "steps between videos; 0 records none in training.",
+            "video_interval: expected a whole number of at least 0, or None, got True. Pass the "
+            "env steps between videos, or 0 to record none in training.",
         ),
     ],
 )

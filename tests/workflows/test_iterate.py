@@ -127,5 +127,5 @@ def test_an_iteration_by_itself_over_variables(agent):
 def test_what_changes_a_buffer_in_place_takes_variables():
     workflow = OffPolicyWorkflow(env=make_env("tf:CartPole-v1", num_envs=4), agent=DQN)
     state = workflow.setup(0)
-    with pytest.raises(UserError, match="expected a state of variables, in whose replay buffer"):
+    with pytest.raises(UserError, match="expected a state of variables, whose replay buffer"):
         workflow.iterate(struct.values(state), state.key)

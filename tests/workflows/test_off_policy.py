@@ -124,7 +124,7 @@ class FillTest(parameterized.TestCase):
 
     def test_a_run_without_learner_steps_is_told(self):
         flow = workflow(random_steps=20, learning_starts=32, iterations_per_row=1)
-        with self.assertWarnsRegex(UserWarning, "learns nothing: it ends at total_env_steps=20"):
+        with self.assertWarnsRegex(UserWarning, "never trains: it ends at total_env_steps=20"):
             state = flow.learn(flow.setup(0), total_env_steps=20, progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -153,10 +153,10 @@ class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
         ({"updates_per_step": 0}, "updates_per_step: expected a number above 0"),
-        ({"updates_per_step": 1e-6}, "updates_per_step: expected at least a learner step in"),
+        ({"updates_per_step": 1e-6}, "updates_per_step: expected at least one learner step per"),
         (
             {"replay": functools.partial(InGraphReplay, capacity=6)},
-            "replay.capacity: expected at least 8, for batch_size=8, or nothing might ever be",
+            "replay.capacity: expected at least 8 items, for batch_size=8",
         ),
         ({"random_steps": -1}, "random_steps: expected a whole number of at least 0, got -1"),
         ({"rollout_length": 0}, "rollout_length: expected a whole number of at least 1"),
@@ -167,15 +167,15 @@ class ErrorTest(parameterized.TestCase):
         ({"priority_beta": [[0, 0.4], [100, 40]]}, "expected values from 0 to 1, got 40"),
         ({"overlap": "no"}, "overlap: expected True or False, got 'no'"),
         ({"checkpoint_replay": 1}, "checkpoint_replay: expected True or False, got 1"),
-        ({"replay": "uniform"}, "replay: expected a function that takes obs_spec, .*'uniform'"),
-        ({"replay": 100_000}, "replay: expected a function that takes .*got 100000: 'int' object"),
-        ({"replay": InGraphReplay}, r"'capacity'.*Give functools.partial\(InGraphReplay, capacity"),
+        ({"replay": "uniform"}, "replay: expected a function of obs_spec, .*'uniform'"),
+        ({"replay": 100_000}, "replay: expected a function of .*got 100000: 'int' object"),
+        ({"replay": InGraphReplay}, r"'capacity'.*Pass functools.partial\(InGraphReplay, capacity"),
         (
             {
                 "agent": functools.partial(DQN, hidden=(8,), n_step=3),
                 "replay": functools.partial(InGraphReplay, capacity=10),
             },
-            "replay.capacity: expected at least 12, for batch_size=8 and the 2 last steps of 2 env",
+            "replay.capacity: expected at least 12 items, for batch_size=8 and the 2 last steps",
         ),
         (
             {"replay": functools.partial(InGraphReplay, capacity=40, sequence_length=4)},
@@ -188,15 +188,15 @@ class ErrorTest(parameterized.TestCase):
             workflow(**changes)
 
     def test_an_agent_of_the_other_kind(self):
-        with self.assertRaisesRegex(UserError, "from replayed .*: DQN, .* Train it by OnPolicy"):
+        with self.assertRaisesRegex(UserError, "from replayed .*: DQN, .* Train it with OnPolicy"):
             workflow(agent=PPO)
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
-        with self.assertRaisesRegex(UserError, "own rollouts: A2C, .* by OffPolicyWorkflow"):
+        with self.assertRaisesRegex(UserError, "own rollouts: A2C, .* with OffPolicyWorkflow"):
             OnPolicyWorkflow(env=env, agent=DQN)
 
     @parameterized.parameters(
         (object(), "got a object"),
-        (lambda a, b: None, "of other arguments"),
+        (lambda a, b: None, "which takes other arguments"),
         (lambda obs_spec, action_spec: 3, "a function that returned a int"),
     )
     def test_what_is_no_agent(self, agent, message):
@@ -209,7 +209,7 @@ class ErrorTest(parameterized.TestCase):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
         made = InGraphReplay(**specs, capacity=40, num_envs=2, n_step=3)
-        with self.assertRaisesRegex(UserError, "replay.n_step: expected 1, as of the agent, got 3"):
+        with self.assertRaisesRegex(UserError, "replay.n_step: expected 1, as in the agent, got 3"):
             workflow(replay=made)
         other = made.replace(n_step=1, obs_spec=tf.TensorSpec([5], tf.float32))
         with self.assertRaisesRegex(UserError, "replay.obs_spec"):

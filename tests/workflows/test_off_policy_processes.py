@@ -310,9 +310,9 @@ def test_a_part_of_a_maker():
 def test_a_checkpoint_of_another_number_of_processes():
     several = {f"replay/worker_{i}/tables" for i in range(2)}
     with pytest.raises(
-        UserError, match="expected one that was in Reverb in the training's process"
+        UserError, match="expected experience stored in Reverb in the training's process"
     ) as e:
         check_place_of_replay("ckpt-1", {"replay/tables"}, several)
-    assert "got one that was in Reverb in the training's process, of 2 processes each" in str(
+    assert "got experience stored in Reverb in the training's process, of 2 processes each" in str(
         e.value
     )

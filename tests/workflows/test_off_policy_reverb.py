@@ -328,7 +328,9 @@ class ReverbWorkflowTest(parameterized.TestCase):
             other = workflow()
             other.use_replay_server(server.address)
             self.addCleanup(other.close)
-            with self.assertRaisesRegex(UserError, "was in a Reverb server, .* process. Give --re"):
+            with self.assertRaisesRegex(
+                UserError, "stored in a Reverb server, .* process. Use the original --re"
+            ):
                 other.restore(folder)
             anew = workflow(checkpoint_replay=False)
             anew.use_replay_server(server.address)
@@ -356,11 +358,11 @@ class ReverbWorkflowTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "expected host:port"):
             flow.use_replay_server("localhost")
         other = (TableConfig(name="other", n_step=2),)
-        with self.assertRaisesRegex(UserError, "n_step of table 'other': expected 1, as of the ag"):
+        with self.assertRaisesRegex(UserError, "n_step of table 'other': expected 1, as in the ag"):
             workflow(replay=functools.partial(BUFFER, tables=other))
         tables = (TableConfig(name="first"), *other)  # other tables may belong to other clients
         workflow(replay=functools.partial(BUFFER, tables=tables)).close()
-        with self.assertRaisesRegex(UserError, "expected None: the agent learns"):
+        with self.assertRaisesRegex(UserError, "expected None, since the agent learns"):
             workflow(
                 replay=functools.partial(
                     ReverbReplay,

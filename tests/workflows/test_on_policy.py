@@ -289,7 +289,7 @@ class StateTest(FilesTest):
             workflow(agent=other).restore(folder)
 
     def test_an_empty_folder_is_refused(self):
-        with pytest.raises(UserError, match="expected a checkpoint, got none"):
+        with pytest.raises(UserError, match="expected a checkpoint, got no checkpoint"):
             workflow().restore(self.folder())
 
     def test_each_evaluation_plays_other_episodes_and_leaves_no_other_trace(self):
@@ -416,8 +416,8 @@ class LearnTest(FilesTest):
         ({"total_env_steps": 0}, "total_env_steps: expected a positive whole number, got 0"),
         ({"eval_interval": -1}, "eval_interval: expected a positive whole number, got -1"),
         ({"checkpoint_seconds": 0}, "checkpoint_seconds: expected a positive number"),
-        ({"recorders": ("tsv",)}, "recorders: expected of console, csv"),
-        ({"target_return": 1.0}, "target_return: expected an eval_interval beside it"),
+        ({"recorders": ("tsv",)}, "recorders: expected recorders among console, csv"),
+        ({"target_return": 1.0}, "target_return: expected an eval_interval as well"),
     )
     def test_messages_of_options(self, options, message):
         w = workflow()
@@ -470,7 +470,7 @@ class DefaultsTest(parameterized.TestCase):
 class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_minibatches": 3}, "num_minibatches: expected a divisor of the 32 rows"),
-        ({"num_minibatches": 33}, "expected between 1 and the 32 rows of an iteration"),
+        ({"num_minibatches": 33}, "expected a number from 1 to the 32 rows of an iteration"),
         (
             {"num_minibatches": 2.0},
             "num_minibatches: expected a whole number of at least 1, got 2.0",
@@ -482,17 +482,18 @@ class ErrorTest(parameterized.TestCase):
         (
             {"env_id": "testing:Identity"},
             "max_episode_steps of the evaluation's environments: expected a number of steps, so "
-            "that an evaluation ends, got None: Identity has no time limit of its own.",
+            "that evaluations end, got None: Identity has no time limit of its own.",
         ),
         (
             {"eval_env": tfrl.make_env("tf:Pendulum-v1")},
-            "obs_spec of eval_env: expected that of the agent",
+            "obs_spec of eval_env: expected the agent's",
         ),
         (
             {"eval_env": tfrl.make_env("tf:CartPole-v1").unwrapped},
-            "eval_env: expected environments with time limit and autoreset, got the bare CartPole",
+            "eval_env: expected environments with a time limit and autoreset, got the bare "
+            "CartPole",
         ),
-        ({"eval_env": "tf:CartPole-v1"}, "eval_env: expected environments as tfrl.make_env gives"),
+        ({"eval_env": "tf:CartPole-v1"}, "eval_env: expected environments from tfrl.make_env"),
         ({"iterations_per_call": 0}, "iterations_per_call: expected a whole number of at least 1"),
         ({"iterations_per_call": 2.5}, "at least 1, or None, got 2.5"),
         ({"compile": "fast"}, "compile: expected one of xla, graph, eager, auto"),

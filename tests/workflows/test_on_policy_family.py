@@ -127,10 +127,10 @@ class MemoryTest(parameterized.TestCase):
             np.testing.assert_allclose(value, results[1][1][path], rtol=1e-3, atol=1e-5)
 
     @parameterized.parameters(
-        ({"num_minibatches": 9}, "num_minibatches: expected between 1 and the 8 rows of an "
+        ({"num_minibatches": 9}, "num_minibatches: expected a number from 1 to the 8 rows of an "
          "iteration (sequences of 16 steps of 8 environments), got 9."),
         ({"num_minibatches": 3}, "num_minibatches: expected a divisor of the 8 rows of an "
-         "iteration (sequences of 16 steps of 8 environments), got 3. The nearest that divide are "
+         "iteration (sequences of 16 steps of 8 environments), got 3. The nearest divisors are "
          "2 and 4; or choose remainder='pad', 'drop' or 'wrap'."),
     )  # fmt: skip
     def test_messages(self, changes, message):

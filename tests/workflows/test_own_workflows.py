@@ -83,7 +83,9 @@ def test_a_fresh_run_takes_no_folder_of_another_of_its_seed(env, tmp_path):
     workflow = Collecting(env)
     options = {"root_dir": tmp_path / "run", "progress": False}
     state = workflow.learn(workflow.setup(0), total_env_steps=40, **options)
-    with pytest.raises(UserError, match="a folder without a run, or the one that this state of 0"):
+    with pytest.raises(
+        UserError, match="a folder without a run, or the run folder of this state of 0"
+    ):
         workflow.learn(workflow.setup(0), total_env_steps=16, **options)
     assert workflow.learn(state, total_env_steps=80, **options).metrics.env_steps == 80
 
@@ -156,7 +158,7 @@ def test_an_iteration_by_itself_consumes_its_state(env):
     state = workflow.setup(0)
     _, after = workflow.iterate(state, seeding.key(1))
     for use in (workflow.step, lambda s: workflow.iterate(s, seeding.key(2))):
-        with pytest.raises(UserError, match="the newest of its run, of iteration 1"):
+        with pytest.raises(UserError, match="the newest state of its run, of iteration 1"):
             use(state)
     assert workflow.step(after)[0]["iterations"] == 2
 
@@ -164,7 +166,7 @@ def test_an_iteration_by_itself_consumes_its_state(env):
 def test_an_off_policy_iteration_is_called_from_python(env):
     workflow = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4)
     state = workflow.setup(0)
-    with pytest.raises(UserError, match="inside of a tf.function. Use workflow.advance"):
+    with pytest.raises(UserError, match="inside a tf.function. Use workflow.advance"):
         tf.function(lambda: workflow.iterate(state, seeding.key(0))[0], autograph=False)()
 
 
@@ -199,9 +201,9 @@ def test_states_of_another_form_are_refused(env):
     ):
         Other(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1).setup(0)
     other = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4).setup(0)
-    with pytest.raises(UserError, match="replay_buffer_state of the state: expected the form"):
+    with pytest.raises(UserError, match="replay_buffer_state of the state: expected the structure"):
         ppo(tfrl.PPO).step(other)
-    with pytest.raises(UserError, match="expected what `setup` returned, got NoneType"):
+    with pytest.raises(UserError, match="expected a state from `setup`, got NoneType"):
         ppo(tfrl.PPO).step(None)
     with pytest.raises(UserError, match="^replay_buffer: expected a function"):
         tfrl.OffPolicyWorkflow(env, tfrl.DQN, replay_buffer=5)

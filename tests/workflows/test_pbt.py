@@ -273,10 +273,10 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
             lambda: pbt((Hyperparameter(path="gae_lambda", low=0.1, high=1.0),)).setup(0),
             "extra/clip",
         ),
-        (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "no numbers"),
+        (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "not numeric"),
         (
             lambda: pbt((Hyperparameter(path="batch_size", low=8.0, high=64.0),)).setup(0),
-            "no such leaf.*changes shapes.*a population for each",
+            "no such leaf.*changes shapes.*one population per",
         ),
         (lambda: PPO(hyperparameters=("hidden",), **specs()), "hyperparameters.*clip.*shapes"),
     ],

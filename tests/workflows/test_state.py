@@ -89,7 +89,9 @@ def test_a_state_of_tensors_is_not_consumed():
     assert workflow.evaluate(state)[0]["eval_episodes"] == 2
     assert workflow.env_steps(state) == 0
     workflow.step(one)
-    with pytest.raises(UserError, match="of iteration 2, got that of iteration 1, which a later"):
+    with pytest.raises(
+        UserError, match="of iteration 2, got the state of iteration 1, which a later"
+    ):
         workflow.step(one)
     with pytest.raises(UserError, match="which a later step has consumed"):
         workflow.evaluate(one)
@@ -133,11 +135,11 @@ def test_a_workflow_of_objects():
     assert int(workflow.replay_buffer(state).size()) == 0
     slots = state.opt_state["dqn"]
     assert set(slots) == {"iterations", "learning_rate"}
-    with pytest.raises(UserError, match="eval_env: expected None beside an evaluator"):
+    with pytest.raises(UserError, match="eval_env: expected None with an evaluator"):
         OnPolicyWorkflow(env, PPO, None, evaluator, eval_env=eval_env)
     with pytest.raises(UserError, match="evaluator: expected a tfrl.evaluation.Evaluator"):
         OnPolicyWorkflow(env, PPO, "adam", eval_env)
-    with pytest.raises(UserError, match="replay_buffer: expected None beside replay"):
+    with pytest.raises(UserError, match="replay_buffer: expected None with replay"):
         OffPolicyWorkflow(env, agent, replay_buffer=replay, replay=replay)
 
 

@@ -147,10 +147,10 @@ class MirroredTest(parameterized.TestCase):
         np.testing.assert_allclose(counts[0], [1e-4 + 256] * 2)
 
     @parameterized.parameters(
-        ({"num_envs": 9}, "num_envs: expected a multiple of the 2 replicas that divide the "
-         "environments, got 9. The nearest are 8 and 10."),
+        ({"num_envs": 9}, "num_envs: expected a multiple of the 2 replicas, which split"),
         ({"num_envs": 8, "rollout_length": 3, "num_minibatches": 8},
-         "num_minibatches: expected minibatches whose rows the 2 replicas can divide, got 3 rows"),
+         "num_minibatches: expected minibatches that divide evenly over the 2 replicas can "
+         "divide, got 3 rows"),
     )  # fmt: skip
     def test_sizes_that_do_not_divide(self, changes, message):
         with pytest.raises(UserError) as error:

@@ -78,10 +78,10 @@ def test_a_fresh_state_leaves_the_folder_of_another_run_alone(w, used):
     with pytest.raises(UserError) as error:
         learn(w, w.setup(1), 64, root)
     assert str(error.value) == (
-        f"root_dir {root}: expected a folder without a run, or the one that this state of 0 env "
-        "steps was restored from or trained in, got checkpoints of the steps 32, 64, 96 and "
-        f"metrics.csv and metrics.jsonl of another run. Restore from {root}/checkpoints to go on "
-        "with that run, or choose another root_dir."
+        f"root_dir {root}: expected a folder without a run, or the run folder of this state of 0 "
+        "env steps, got checkpoints of the steps 32, 64, 96 and "
+        f"metrics.csv and metrics.jsonl of another run. Restore from {root}/checkpoints to resume "
+        "that run, or choose another root_dir."
     )
     assert content(root) == before
     assert w.run_time is time
@@ -90,7 +90,7 @@ def test_a_fresh_state_leaves_the_folder_of_another_run_alone(w, used):
 def test_a_state_that_is_further_does_not_join_another_run(w, used):
     root, _ = used
     other = learn(w, w.setup(1), 128)
-    with pytest.raises(UserError, match="this state of 128 env steps was restored"):
+    with pytest.raises(UserError, match="run folder of this state of 128 env steps"):
         learn(w, other, 160, root)
     assert rows_of(root) == [32, 64, 96]
 
@@ -227,7 +227,7 @@ def test_a_folder_that_is_renamed_in_training_ends_it(w, tmp_path, recorders):
             if event.env_steps == 64:
                 root.rename(moved)
 
-    with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+    with pytest.raises(UserError, match="it was renamed or deleted"):
         learn(
             w,
             w.setup(0),

@@ -128,8 +128,9 @@ class Agent(abc.ABC):
             workflow = "OffPolicyWorkflow" if cls.learns_from_replay else "OnPolicyWorkflow"
             raise UserError(
                 f"{cls.__name__}({', '.join(map(repr, args))})",
-                expected="arguments by name: an agent holds no environment and no loop",
-                got=f"{len(args)} by position",
+                expected="keyword arguments, since an agent holds no environment and no training "
+                "loop",
+                got=f"{len(args)} positional",
                 remedy="Write env = tfrl.make_env('gymnasium:CartPole-v1', num_envs=8), workflow = "
                 f"{workflow}(env=env, agent={cls.__name__}), and workflow.learn(workflow.setup(0), "
                 "total_env_steps=100_000).",
@@ -148,9 +149,10 @@ class Agent(abc.ABC):
             if spec != getattr(self, name):
                 raise UserError(
                     f"{name} of {type(self).__name__}.init",
-                    expected=f"the {name} that it was made with: {getattr(self, name)}",
+                    expected=f"the {name} of its constructor: {getattr(self, name)}",
                     got=repr(spec),
-                    remedy="Its networks are made of the specs: give them to the constructor.",
+                    remedy="Pass the specs to the constructor, which builds the networks from "
+                    "them.",
                 )
         return init(self, key)
 
@@ -374,8 +376,8 @@ class NormalizingAgent(Agent):
             f"{type(self).__name__}.hyperparameters",
             self.hyperparameters,
             self.in_state,
-            remedy="What changes shapes, or what is traced, cannot differ between members: train a "
-            "population for each of its values.",
+            remedy="Train one population per value of a setting that changes shapes or the traced "
+            "graph.",
         )
 
     def setting(self, state: AgentState | None, name: str) -> Any:

@@ -41,7 +41,7 @@ def map_agents(
             "MultiAgent.policies",
             expected="a dict {module_id: agent} with at least one item",
             got=repr(policies) if isinstance(policies, Mapping) else type(policies).__name__,
-            remedy="Give for example policies={'shared': PPO}.",
+            remedy="Pass for example policies={'shared': PPO}.",
         )
     members = _members(tuple(obs_spec), tuple(policies), mapping)
     modules = {}
@@ -63,8 +63,8 @@ def _check_specs(obs_spec: Nest, action_spec: Nest) -> None:
                 f"MultiAgent.{name}",
                 expected="a dict of specs keyed by agent id",
                 got=repr(spec),
-                remedy="Use an environment with several agents (tfrl.envs.MultiAgentEnv); for one "
-                "agent, use the module itself.",
+                remedy="Use an environment with several agents (tfrl.envs.MultiAgentEnv); for a "
+                "single agent, use the module itself.",
             )
     if set(obs_spec) != set(action_spec):
         raise UserError(
@@ -84,7 +84,7 @@ def _members(
         raise UserError(
             "MultiAgent.policy_mapping_fn",
             expected=f"a module for every agent, {', '.join(agent_ids)}",
-            got=f"none for {', '.join(missing)}",
+            got=f"no module for {', '.join(missing)}",
             remedy=f"Map them to one of {', '.join(module_ids)}.",
         )
     unknown = {a: m for a, m in chosen.items() if m not in module_ids}
@@ -101,8 +101,8 @@ def _members(
     if idle:
         raise UserError(
             "MultiAgent.policies",
-            expected="policies that act for some agent",
-            got=f"none for {', '.join(idle)}",
+            expected="policies that act for at least one agent",
+            got=f"no agent for {', '.join(idle)}",
         )
     return members
 
@@ -118,7 +118,7 @@ def _module_of(agent_id: str, module_ids: tuple[str, ...], mapping: PolicyMappin
         "MultiAgent.policy_mapping_fn",
         expected="a function agent_id -> module_id, or a dict",
         got=repr(mapping),
-        remedy="Give for example policy_mapping_fn={'agent_0': 'shared', 'agent_1': 'shared'}.",
+        remedy="Pass for example policy_mapping_fn={'agent_0': 'shared', 'agent_1': 'shared'}.",
     )
 
 
@@ -130,10 +130,11 @@ def _check_equal(m: str, ids: tuple[str, ...], obs_spec: Nest, action_spec: Nest
         if others:
             raise UserError(
                 f"module {m!r}",
-                expected=f"agents with one {name} spec, that of {ids[0]}: {leaves[ids[0]]}",
+                expected=f"agents with the {name} spec of {ids[0]}: {leaves[ids[0]]}",
                 got="; ".join(f"{a}: {leaves[a]}" for a in others),
-                remedy="Map agents that differ to modules of their own, or make them alike by a "
-                "wrapper.",
+                remedy="Map agents with different specs to separate modules, or unify the specs "
+                "with "
+                "a wrapper.",
             )
 
 
@@ -141,19 +142,19 @@ def _check_module(m: str, agent: Any, agent_id: str, obs_spec: Nest, action_spec
     if not isinstance(agent, Agent):
         raise UserError(
             f"module {m!r}",
-            expected="an agent, or a function of obs_spec and action_spec that makes one",
+            expected="an agent, or a function of obs_spec and action_spec that returns one",
             got=type(agent).__name__,
-            remedy="Give for example policies={'shared': PPO}.",
+            remedy="Pass for example policies={'shared': PPO}.",
         )
     for name, spec in (("obs_spec", obs_spec), ("action_spec", action_spec)):
         own = getattr(agent, name)
         if struct.paths(own) != struct.paths(spec):
             raise UserError(
                 f"module {m!r}: {name}",
-                expected=f"that of {agent_id}, {struct.paths(spec)}",
+                expected=f"the spec of {agent_id}, {struct.paths(spec)}",
                 got=str(struct.paths(own)),
-                remedy="Make the module for the environment's agents; a class, such as PPO, is "
-                "made for them when it is given itself.",
+                remedy="Create the module for the environment's agents, or pass its class, such "
+                "as PPO.",
             )
 
 

@@ -15,20 +15,21 @@ from tfrl.ops import statistics
 from tfrl.types import Nest
 
 _REMEDY = (
-    "A policy gives distributions (policy=), a value network numbers (value=), a Q-network a value "
-    "for each action (DQN's q=)."
+    "Pass a network of distributions as policy=, of scalars as value=, and of one value per action "
+    "as DQN's q=."
 )
 _REMEDIES = {
-    "actor_network": "A stochastic actor gives distributions, a deterministic one gives actions.",
-    "critic_network": "A critic gives one number for the tuple (observation, action vector), and "
-    "for a Discrete action a value for each of an observation alone.",
+    "actor_network": "Return distributions from a stochastic actor, and actions from a "
+    "deterministic one.",
+    "critic_network": "Return one number for the tuple (observation, action vector), or for a "
+    "Discrete action one value per action for the observation.",
 }
 _ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
 
 
 def check_torso(name: str, torso: Any, example: str) -> None:
     """Raises a UserError unless a field is None or a torso; `example` is code for a torso."""
-    remedy = origin_remedy(torso, name) or f"Give for example {example}."
+    remedy = origin_remedy(torso, name) or f"Pass for example {example}."
     expected = "a tfrl.networks torso, or None"
     checks.instance(name, torso, networks.Torso | None, expected, remedy=remedy)
 
@@ -65,8 +66,8 @@ def check_network(
         raise UserError(
             name,
             expected="a network without memory, since the agent learns from single steps",
-            got=f"{type(network).__name__}, which has one",
-            remedy="Leave the recurrent layer out, or let PPO learn with memory='lstm'.",
+            got=f"{type(network).__name__}, which is recurrent",
+            remedy="Leave the recurrent layer out, or use PPO with memory='lstm'.",
         )
 
 
@@ -158,8 +159,8 @@ def _check_output(
             if not fits(output):
                 raise UserError(
                     name,
-                    expected=f"a network that gives {wanted}",
-                    got=f"{type(network).__name__}, which gives {_described(output)}",
+                    expected=f"a network that returns {wanted}",
+                    got=f"{type(network).__name__}, which returns {_described(output)}",
                     remedy=_REMEDIES.get(name.rpartition(".")[2], _REMEDY),
                 )
 

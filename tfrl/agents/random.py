@@ -41,8 +41,8 @@ class RandomAgent(Agent):
         if self.action_spec is None:
             raise UserError(
                 "RandomAgent().init",
-                expected="the specs, since it was made without them",
-                got="a key alone",
+                expected="the specs, since its constructor received none",
+                got="only a key",
                 remedy="Call init(env.obs_spec, env.action_spec, key).",
             )
         return AgentState(params={})

@@ -50,15 +50,15 @@ def choose(
     if num_logical_cpus > 1 and name not in ("auto", "mirrored"):
         raise UserError(
             f"--num_logical_cpus={num_logical_cpus}",
-            expected="--strategy=mirrored, the one that uses several CPU devices",
+            expected="--strategy=mirrored, which alone uses several CPU devices",
             got=why,
             remedy="Leave --num_logical_cpus out, or choose --strategy=mirrored.",
         )
     if name == "multi_worker" and workers_lib.from_tf_config(environ) is None:
         raise UserError(
             "--strategy=multi_worker",
-            expected="the variable TF_CONFIG with the addresses of all workers",
-            got="no cluster in it" if environ.get("TF_CONFIG") else "none",
+            expected="the environment variable TF_CONFIG with the addresses of all workers",
+            got="a TF_CONFIG without a cluster" if environ.get("TF_CONFIG") else "no TF_CONFIG",
             remedy="Set TF_CONFIG in every process, or leave --strategy out to train in one.",
         )
     return name
@@ -95,8 +95,8 @@ def _check_tpu(name: str, tpu: str | None) -> None:
         raise UserError(
             "--tpu",
             expected=f"a TPU's name, its address grpc://host:port, or '{LOCAL_TPU}'",
-            got="an empty one",
-            remedy="Give the address, or leave --tpu out.",
+            got="an empty string",
+            remedy="Pass the address, or leave --tpu out.",
         )
 
 

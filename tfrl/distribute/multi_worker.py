@@ -105,8 +105,8 @@ class _Listener:
                 f"TF_CONFIG, {self._workers.name(self._workers.index)}",
                 expected="a free port for this worker",
                 got=_reason(error),
-                remedy="Give every process its own task index, end what uses the port, or choose "
-                "another in all processes.",
+                remedy="Set a different task index in every process, free the port, or choose "
+                "another port in all processes.",
             ) from error
         self._socket.settimeout(_RETRY_SECONDS)
         self._leaving = threading.Event()
@@ -133,7 +133,7 @@ def _never_came(workers: Workers, missing: dict[int, str], seconds: float) -> Re
     what = ", ".join(f"{workers.name(i)}: {missing[i]}" for i in sorted(missing))
     return RendezvousError(
         "TF_CONFIG",
-        expected=f"all {workers.count} workers to come within {seconds:g} s",
+        expected=f"all {workers.count} workers to connect within {seconds:g} s",
         got=f"no answer from {what}",
         remedy="Start the missing workers, or correct their addresses.",
     )
@@ -184,10 +184,7 @@ _TASK = re.compile(r"/job:(?P<job>\w+)/(?:replica:\d+/)?task:(?P<index>\d+)")
 # Lines of a message about places in the graph; and a prefix of the reason.
 _PLACES = ("Graph execution error", "Detected at ", "File ", "[[{{", "Additional GRPC")
 _ABORTED = "Collective ops is aborted by: "
-_REMEDY = (
-    "Start all workers again with the same command: the run goes on from its last complete "
-    "checkpoint."
-)
+_REMEDY = "Restart all workers with the same command to resume from the last complete checkpoint."
 
 
 class WorkerLostError(UserError):
@@ -297,9 +294,9 @@ def multi_worker_strategy(
     if tf_private.has_started():
         raise UserError(
             "--strategy=multi_worker",
-            expected="to be made before TensorFlow computes anything",
-            got="a TensorFlow that has computed",
-            remedy="Make the strategy first in the program.",
+            expected="creation before TensorFlow runs any operation",
+            got="an initialized TensorFlow runtime",
+            remedy="Create the strategy at the start of the program.",
         )
     wait_for_all(workers, startup_seconds, log)
     job, index = workers.tasks[workers.index]
@@ -320,8 +317,8 @@ def multi_worker_strategy(
             f"TF_CONFIG, {workers.name(workers.index)}",
             expected="the workers to form a group",
             got=first_line(error),
-            remedy="Perhaps a worker of an earlier start still runs: end them all, then start "
-            "them again with the same command.",
+            remedy="End all workers, including any from an earlier start, then restart "
+            "them with the same command.",
         ) from error
     # TensorFlow's coordination service replaces the handler of SIGTERM and then ignores the signal.
     if handler is not None and threading.current_thread() is threading.main_thread():
@@ -333,6 +330,6 @@ def _no_group(workers: Workers, seconds: float) -> UserError:
     return UserError(
         f"TF_CONFIG, {workers.name(workers.index)}",
         expected=f"the {workers.count} workers to form a group within {seconds:g} s",
-        got=f"no end of the wait for {workers.names(workers.others)}, all of which had answered",
-        remedy="One of them ended or hangs: see its output, and start all again.",
+        got=f"a timeout for {workers.names(workers.others)}, all of which had answered",
+        remedy="Check the output for a worker that ended or hangs, and restart all workers.",
     )

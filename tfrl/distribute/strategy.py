@@ -51,9 +51,9 @@ def make_logical_cpus(count: int) -> None:
     except RuntimeError as error:
         raise UserError(
             f"--num_logical_cpus={count}",
-            expected="to be set before TensorFlow computes anything",
+            expected="a setting before TensorFlow runs any operation",
             got=f"a TensorFlow that runs on {found_devices()}",
-            remedy="Make the strategy first in the program.",
+            remedy="Create the strategy at the start of the program.",
         ) from error
 
 
@@ -124,7 +124,8 @@ def _wait_for(address: str, source: str, seconds: float) -> None:
                 f"The TPU in {source}",
                 expected=f"an answer from {target} within {seconds:g} s",
                 got=reason,
-                remedy="Start the TPU, correct the address, or leave it out to train without.",
+                remedy="Start the TPU, correct the address, or leave it out to train without a "
+                "TPU.",
             )
 
 
@@ -134,7 +135,7 @@ def _no_tpu(address: str, source: str, error: Exception) -> UserError:
         "--strategy=tpu",
         expected=f"a TPU at '{address}' (from {source})",
         got=f"{found_devices()}, and no TPU: {reason}",
-        remedy="Give the TPU's address with --tpu, run on a machine that has one, or leave "
+        remedy="Pass the TPU's address with --tpu, run on a machine with a TPU, or leave "
         "--strategy and --tpu out.",
     )
 
@@ -142,9 +143,9 @@ def _no_tpu(address: str, source: str, error: Exception) -> UserError:
 def _tpu_stuck(address: str, source: str, seconds: float) -> UserError:
     return UserError(
         f"The TPU in {source}",
-        expected=f"'{address}' to be connected and initialised within {seconds:g} s",
-        got="no end of the wait, though the address answers",
-        remedy="Check that it is a TPU's, of the same TensorFlow version.",
+        expected=f"a connection to '{address}' and its initialization within {seconds:g} s",
+        got="a timeout, although the address answers",
+        remedy="Check that the address is a TPU's, with the same TensorFlow version.",
     )
 
 

@@ -157,7 +157,7 @@ class WorkerGroup:
         if elsewhere:
             raise RuntimeError(
                 f"{self._workers.name(self.index)} is at {label}, but "
-                f"{self._workers.names(elsewhere)} elsewhere: all must make the same calls"
+                f"{self._workers.names(elsewhere)} elsewhere: all workers must make the same calls"
             )
         return [int(x) for x in table[:, 1]]
 
@@ -170,10 +170,10 @@ class WorkerGroup:
                 raise
             raise WorkerLostError(
                 f"{self._workers.names(self._workers.others)}",
-                expected=f"to come to {label} within {self._timeout:g} s",
-                got="at least one that runs, but did not come",
-                remedy="See its output; start all workers again with the same command: the run "
-                "goes on from its last complete checkpoint.",
+                expected=f"to reach {label} within {self._timeout:g} s",
+                got="at least one running worker that did not reach it",
+                remedy="Check its output, and restart all workers with the same command to resume "
+                "from the last complete checkpoint.",
             ) from error
 
     def _sum_over_workers(self, row: tf.Tensor) -> tf.Tensor:

@@ -78,11 +78,11 @@ def from_tf_config(environ: Mapping[str, str]) -> Workers | None:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise _malformed([f"no JSON: {error.msg} at character {error.pos}: {_short(text)}"]) from (
-            error
-        )
+        raise _malformed(
+            [f"invalid JSON: {error.msg} at character {error.pos}: {_short(text)}"]
+        ) from (error)
     if not isinstance(config, dict):
-        raise _malformed([f"{_short(text)}, which is no object"])
+        raise _malformed([f"{_short(text)}, which is not an object"])
     cluster = config.get("cluster")
     if not cluster:
         if "task" in config:
@@ -124,7 +124,7 @@ def workers_of(strategy: Any = None) -> Workers:
 def _cluster_problems(cluster: Any) -> tuple[list[str], dict[str, list[str]]]:
     """Returns the problems of the cluster, and its jobs as far as they are readable."""
     if not isinstance(cluster, dict):
-        return [f"cluster {_short(cluster)}, which is no object of jobs"], {}
+        return [f"cluster {_short(cluster)}, which is not an object of jobs"], {}
     problems: list[str] = []
     jobs: dict[str, list[str]] = {}
     for job, addresses in cluster.items():

@@ -225,7 +225,7 @@ def assert_compilable(
             expected="static shapes and ops that run on the device only",
             got=f"{len(problems)} problem{'s' * (len(problems) > 1)}: "
             + "; ".join(map(str, problems)),
-            remedy="Correct the lines named, or keep them out of the compiled part.",
+            remedy="Change these lines, or move them out of the compiled function.",
         )
 
 

@@ -59,11 +59,11 @@ class Distribution(abc.ABC):
 
     def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
         """Returns the kind of the distribution and its parameters `[B, ...]`, for exports."""
-        raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
+        raise NotImplementedError(f"{type(self).__name__} does not expose its parameters")
 
     def to_tfp(self) -> Any:
         """Returns the TensorFlow Probability distribution with the same density."""
-        raise NotImplementedError(f"{type(self).__name__} has no TensorFlow Probability twin")
+        raise NotImplementedError(f"{type(self).__name__} has no TensorFlow Probability equivalent")
 
 
 def masked(logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:

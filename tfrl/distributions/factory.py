@@ -60,8 +60,8 @@ class Head(abc.ABC):
                 f"action mask {self.path}",
                 expected=f"shape {list(own)} for {self.spec!r}",
                 got=f"shape {list(mask.shape)}",
-                remedy="Give one truth value for each choice: [A] of a Discrete action, "
-                "[K, max(nvec)] of K MultiDiscrete ones, [K] of K bits.",
+                remedy="Pass one boolean per choice: [A] for a Discrete action, "
+                "[K, max(nvec)] for K MultiDiscrete actions, [K] for K bits.",
             )
 
     def _no_mask(self, mask: Any) -> None:
@@ -341,9 +341,9 @@ class ActionDistribution(struct.Struct):
         if unknown:
             raise UserError(
                 f"action mask {unknown[0]}",
-                expected=f"a mask of an action, of {', '.join(own)}",
+                expected=f"a mask for an action among {', '.join(own)}",
                 got=f"a mask for {unknown[0]}",
-                remedy="Give a nest like the action's, without the leaves that have no mask.",
+                remedy="Pass a nest like the action's, without the leaves that have no mask.",
             )
         for path, leaf in masks.items():
             own[path].check_mask(leaf)
@@ -375,7 +375,7 @@ class ActionDistribution(struct.Struct):
                 "network outputs",
                 expected=f"{self.num_outputs} for this action spec",
                 got=outputs.shape[-1],
-                remedy="Make the last layer of the size ActionDistribution.num_outputs.",
+                remedy="Set the size of the last layer to ActionDistribution.num_outputs.",
             )
         masks = self.check_mask(mask)
         if self._single:

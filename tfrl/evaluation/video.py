@@ -223,12 +223,12 @@ def apart(env: Env) -> Env:
 
 def _not_drawn(env: Env, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
-    remedy = "A video of observation bars needs no renderer: leave video_interval out."
+    remedy = "Leave video_interval out, or record observation bars, which need no renderer."
     if not isinstance(error, NotImplementedError):
-        remedy = "Without a screen, MuJoCo draws with MUJOCO_GL=egl or osmesa in the environment."
+        remedy = "Set MUJOCO_GL=egl or MUJOCO_GL=osmesa to render MuJoCo without a display."
     return UserError(
-        f"the pictures of {_name(env)}",
-        expected="a renderer that works here",
+        f"rendering of {_name(env)}",
+        expected="a working renderer",
         got=f"{type(error).__name__}: {reason}",
         remedy=remedy,
     )

@@ -59,7 +59,7 @@ def write_video(
         partial.touch()
     except OSError as error:
         raise UserError(
-            "path", expected="a file that can be written", got=f"{path} ({error.strerror})"
+            "path", expected="a writable file", got=f"{path} ({error.strerror})"
         ) from error
     counter = _Counter(frames)
     try:

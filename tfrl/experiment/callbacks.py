@@ -77,7 +77,7 @@ class CallbackList(Callback):
             if not any(callable(getattr(callback, name, None)) for name in _EVENTS):
                 raise UserError(
                     "callbacks",
-                    expected=f"objects with one or more of the methods {', '.join(_EVENTS)}",
+                    expected=f"objects with at least one of the methods {', '.join(_EVENTS)}",
                     got=repr(callback),
                     remedy="Derive from tfrl.experiment.callbacks.Callback.",
                 )

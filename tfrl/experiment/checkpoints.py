@@ -73,7 +73,7 @@ class CheckpointManager:
           log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
         """
         if max_to_keep is not None:
-            remedy = "None keeps all; without a checkpoint a run cannot go on after a kill."
+            remedy = "Pass None to keep all; a run needs at least one checkpoint to resume."
             checks.at_least("max_to_keep", max_to_keep, 1, remedy=remedy)
         is_remote = remote.is_remote(directory)
         self._directory = working_copy.local(directory) if is_remote else pathlib.Path(directory)
@@ -199,9 +199,9 @@ class CheckpointManager:
                     )
         raise UserError(
             f"checkpoints in {self._directory}",
-            expected="one that is usable",
+            expected="a usable checkpoint",
             got=f"damage in all {len(reasons)} ({'; '.join(reasons)})",
-            remedy="Put back a copy of one, or start a new run with --if_exists=new.",
+            remedy="Restore a backup copy, or start a new run with --if_exists=new.",
         )
 
     def _restore_step(self, folders: dict[int, pathlib.Path], which: str | int) -> Restored:
@@ -221,10 +221,10 @@ class CheckpointManager:
                 return self._restore_step(self._folders(), which)
             raise UserError(
                 f"checkpoint {folders[step]}",
-                expected="a checkpoint as it was written",
-                got=f"a damaged one: {error}",
-                remedy=f"There are checkpoints of the steps {there}; latest uses the newest "
-                "undamaged one.",
+                expected="an intact checkpoint",
+                got=f"a damaged checkpoint: {error}",
+                remedy=f"Choose one of the steps {there}, or latest for the newest intact "
+                "checkpoint.",
             ) from error
 
     def _best_candidates(self, folders: dict[int, pathlib.Path]) -> list[int]:
@@ -298,5 +298,5 @@ def _read(folder: pathlib.Path) -> Restored:
 
 
 def _writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    remedy = "Make room or choose another --root_dir; earlier checkpoints are untouched."
+    remedy = "Free disk space or choose another --root_dir; earlier checkpoints are intact."
     return checkpoint_format.writing(f"checkpoint {path}", remedy)

@@ -155,8 +155,8 @@ def write_tflite(
     if content is None:
         raise UserError(
             "--format=tflite",
-            expected="a policy of operations that TensorFlow Lite has",
-            got=f"one that its converter refuses ({error})",
+            expected="a policy whose operations TensorFlow Lite supports",
+            got=f"a policy that its converter rejects ({error})",
             remedy="Export it as saved_model or onnx.",
         )
     (directory / TFLITE_FILE).write_bytes(content)
@@ -320,8 +320,8 @@ def _to_onnx(name: str, function: Any, state: set[str]) -> bytes:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
             "--format=onnx",
-            expected=f"a policy of operations that ONNX (opset {OPSET}) has",
-            got=f"one whose {name} tf2onnx refuses ({first})",
+            expected=f"a policy whose operations ONNX (opset {OPSET}) supports",
+            got=f"a policy whose {name} tf2onnx rejects ({first})",
             remedy="Export it as saved_model or tflite.",
         ) from error
     finally:

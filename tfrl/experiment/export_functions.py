@@ -100,7 +100,7 @@ def leaf_names(nest: Any, base: str) -> dict[str, str]:
         raise UserError(
             f"names of the exported {base}",
             expected="a different name for every part",
-            got=f"{', '.join(sorted(names))}, of which some agree once / is written as _",
+            got=f"{', '.join(sorted(names))}, of which some collide once / is replaced by _",
             remedy="Rename the keys of the space.",
         )
     return names
@@ -329,8 +329,8 @@ class _Maker:
                 f"export of {type(self._agent).__name__}",
                 expected="a method initial_carry(batch_size), since evaluate_actions returns a "
                 "carry",
-                got="a policy with memory, and nothing to begin an episode with",
-                remedy="Let it return the recurrent state of an episode's start.",
+                got="a recurrent policy without an initial carry",
+                remedy="Define it to return the initial recurrent state.",
             )
 
 

@@ -420,14 +420,14 @@ def _run(form: str, job: pathlib.Path) -> None:
 
 
 def _failed(form: str, got: str, quantized: bool = False) -> UserError:
-    expected = f"the library's own actions, from a process without it, to {TOLERANCE:g}"
-    remedy = "Nothing was written. --noverify writes it unverified."
+    expected = f"the library's actions within {TOLERANCE:g}, in a process without it"
+    remedy = "Nothing was written. Use --noverify to write it unverified."
     if quantized:
         expected = (
-            f"{EQUAL:.0%} of its actions to be the library's own: equal, or nearer than "
+            f"{EQUAL:.0%} of its actions equal to the library's, or within "
             f"{RANGE:.0%} of their range"
         )
-        remedy = "Nothing was written. Leave out --quantize; --noverify writes it unverified."
+        remedy = "Nothing was written. Leave out --quantize, or use --noverify."
     return UserError(f"verification of --format={form}", expected=expected, got=got, remedy=remedy)
 
 

@@ -27,7 +27,7 @@ from tfrl.evaluation.video_file import video_summary
 from tfrl.storage import files
 
 STEP = "env_steps"
-_REMEDY = "Choose another --root_dir or make this one writable."
+_REMEDY = "Choose another --root_dir, or make this folder writable."
 
 
 def cell(name: str, value: Any) -> float | int | str:
@@ -129,8 +129,7 @@ def check_table(path: pathlib.Path, step_name: str = STEP) -> None:
             f"metrics file {path}",
             expected=f"a table whose first column is {step_name}, with a name for each column",
             got=f"the header {lines[0][:80]!r}",
-            remedy="Mend it or move the file away, or choose another --root_dir; nothing was "
-            "changed.",
+            remedy="Repair or move the file, or choose another --root_dir; nothing was changed.",
         )
 
 
@@ -229,7 +228,7 @@ class _LineRecorder(Recorder):
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            remedy = "Make room; the same command goes on from the last checkpoint."
+            remedy = "Free disk space; the same command resumes from the last checkpoint."
             raise files.unwritable(
                 f"metrics file {self._path}", error, kind="file", remedy=remedy
             ) from error

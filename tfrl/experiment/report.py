@@ -49,8 +49,8 @@ class RunRecord:
             raise UserError(
                 f"the run folder {folder.root}",
                 expected="metrics.jsonl, as the recorder 'jsonl' writes it",
-                got="none" if folder.root.is_dir() else "no folder there",
-                remedy="Give the root_dir of a training.",
+                got="no such file" if folder.root.is_dir() else "no such folder",
+                remedy="Pass the root_dir of a training run.",
             )
         rows = []
         for line in folder.metrics_jsonl.read_text(encoding="utf-8").splitlines():

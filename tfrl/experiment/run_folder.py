@@ -105,8 +105,8 @@ class RunFolder:
                 raise UserError(
                     f"root_dir {self.root}",
                     expected="a folder without a run, because of --if_exists=fail",
-                    got="a folder that holds one",
-                    remedy="Choose another --root_dir, or --if_exists=resume to go on with it, or "
+                    got="a folder with a run",
+                    remedy="Choose another --root_dir, --if_exists=resume to resume the run, or "
                     "--if_exists=new to move it aside.",
                 )
             if there and if_exists == "new":
@@ -140,9 +140,9 @@ class RunFolder:
                 path = os.path.join(parent, links[0])
                 raise UserError(
                     f"root_dir {self.root}",
-                    expected="files and folders of its own",
+                    expected="regular files and folders",
                     got=f"the symbolic link {path} to {os.readlink(path)}",
-                    remedy="Put the file itself there, or remove the link; nothing was changed. "
+                    remedy="Replace the link by the file, or remove it; nothing was changed. "
                     "To keep a run on another disk, make root_dir itself the link.",
                 )
             if "wandb" in folders:  # wandb keeps links there
@@ -169,9 +169,9 @@ class RunFolder:
             raise UserError(
                 f"root_dir {self.root}",
                 expected="the folder that the run was started in",
-                got="none or another one: it was renamed or deleted in the meantime",
-                remedy="Start again with the folder's new name as --root_dir; a run goes on from "
-                "its last checkpoint. Nothing was made anew.",
+                got="a missing or different folder, since it was renamed or deleted",
+                remedy="Restart with the folder's new name as --root_dir to resume from the "
+                "last checkpoint. Nothing was recreated.",
             )
 
     def _move_aside(self) -> pathlib.Path | str:
@@ -248,7 +248,7 @@ class RunFolder:
         if differing:
             raise UserError(
                 f"root_dir {self.root}",
-                expected="the configuration of the run that it holds",
+                expected="the configuration of its run",
                 got="; ".join(differing),
                 remedy="Use the run's values, another --root_dir, or --if_exists=new to move the "
                 "run aside.",
@@ -288,14 +288,14 @@ def _read_json(
         return None
     except (OSError, ValueError) as error:
         raise _damaged(
-            path, "a JSON file as tfrl writes it", f"one that cannot be read ({error})"
+            path, "a JSON file written by tfrl", f"an unreadable file ({error})"
         ) from error
     if not isinstance(content, dict):
         raise _damaged(path, "a JSON object", type(content).__name__)
     for name, kind in types.items():
         if name not in content:
             if name in required:
-                raise _damaged(path, f"the entry {name!r}", "none")
+                raise _damaged(path, f"the entry {name!r}", "no such entry")
         elif not isinstance(content[name], kind) or isinstance(content[name], bool):
             what = getattr(kind, "__name__", str(kind))
             raise _damaged(path, f"{name!r} of type {what}", repr(content[name])[:80])
@@ -307,5 +307,5 @@ def _damaged(path: pathlib.Path, expected: str, got: str) -> UserError:
         f"{path}",
         expected=expected,
         got=got,
-        remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+        remedy="Restore a backup copy, or start a new run with --if_exists=new.",
     )

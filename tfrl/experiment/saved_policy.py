@@ -80,8 +80,8 @@ class SavedPolicy:
                 raise UserError(
                     f"predict(deterministic=False) of {self.path}",
                     expected="a SavedModel with the signature 'explore'",
-                    got="the greedy action alone",
-                    remedy="Load the run folder, or write one with bin/export.py.",
+                    got="only the greedy action",
+                    remedy="Load the run folder, or export one with bin/export.py.",
                 )
             more["seed"] = np.int64(next(self._seeds))
         function = self._signatures["action" if deterministic else "explore"]
@@ -161,6 +161,6 @@ class SavedPolicy:
         return UserError(
             f"{name}() of {self.path}",
             expected="the policy of a run folder",
-            got="a SavedModel, which holds the policy alone",
-            remedy="Give tfrl.load the run folder.",
+            got="a SavedModel, which holds only the policy",
+            remedy="Pass the run folder to tfrl.load.",
         )

@@ -156,7 +156,7 @@ def _parse(argv: list[str], doc: str, takes_folders: bool) -> list[str]:
                 f"Argument '{rest[1]}'",
                 expected="flags of the form --name=value only",
                 got=f"{len(rest) - 1} argument{'s' if len(rest) > 2 else ''} without a flag",
-                remedy="Put it behind its flag, or leave it out; --help lists the flags.",
+                remedy="Pass it with its flag, or leave it out; --help lists the flags.",
             )
         )
     from tfrl.launch.flags import capture
@@ -219,7 +219,7 @@ def _unknown_flag(name: str) -> UserError:
     return UserError(
         f"Flag --{name}",
         expected="a flag of this binary",
-        got="one that it does not have",
+        got="an unknown flag",
         remedy=f"{did_you_mean(name, names)} --help explains them.",
     )
 

@@ -43,8 +43,8 @@ def main() -> int:
         raise UserError(
             "--gin_file",
             expected="the gin file of the training",
-            got="nothing",
-            remedy="Give the one that bin/learn.py is given.",
+            got="no value",
+            remedy="Pass the same file as to bin/learn.py.",
         )
     from tfrl.launch import gin_files
 

@@ -115,9 +115,9 @@ def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:
     if not isinstance(wrappers, tuple | list):
         raise UserError(
             f"make_env.{name}",
-            expected="a tuple of wrappers, the innermost first",
+            expected="a tuple of wrappers, innermost first",
             got=repr(wrappers),
-            remedy="Write (@ClipAction,): one of them needs brackets and a comma too.",
+            remedy="Write (@ClipAction,) for one wrapper, with parentheses and a comma.",
         )
     return [_wrapping(wrapper) for wrapper in wrappers]
 

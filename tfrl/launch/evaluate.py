@@ -85,7 +85,7 @@ def _which(text: str) -> str | int:
         f"--checkpoint={text}",
         expected="latest, best, or a number of env steps",
         got=repr(text),
-        remedy="The numbers are those of the folders checkpoints/ckpt-<env steps>.",
+        remedy="Use a number from the folders checkpoints/ckpt-<env steps>.",
     )
 
 
@@ -95,7 +95,7 @@ def _check_video(path: str | None) -> None:
             f"--video={path}",
             expected=f"a name that ends in {' or '.join(_VIDEO_ENDINGS)}",
             got=repr(path),
-            remedy="The ending chooses the format.",
+            remedy="Choose the format by the file extension.",
         )
 
 
@@ -226,8 +226,8 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
                 raise UserError(
                     f"--root_dir={root_dir}",
                     expected=f"a new checkpoint within {values.wait_seconds:g} s",
-                    got=f"none after that of {done:,} env steps",
-                    remedy="See whether the training goes on, or raise --wait_seconds.",
+                    got=f"none after the one of {done:,} env steps",
+                    remedy="Check that the training still runs, or raise --wait_seconds.",
                 )
             else:
                 _await_change(folder)

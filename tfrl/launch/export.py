@@ -74,7 +74,7 @@ def _check_flags(form: str) -> None:
     if flags.FLAGS.quantize and form != "tflite":
         raise UserError(
             "--quantize",
-            expected="--format=tflite, which alone has weights of 8 bits",
+            expected="--format=tflite, which alone supports 8-bit weights",
             got=f"--format={form}",
             remedy="Leave it out, or export as tflite.",
         )
@@ -106,9 +106,9 @@ def _target(root_dir: str, form: str) -> pathlib.Path | str:
         what = "an export that is there already" if ours else "something else"
         raise UserError(
             f"--output_dir={target}",
-            expected="a folder that is not there yet, or an export together with --overwrite",
+            expected="a new folder, or an existing export with --overwrite",
             got=what,
-            remedy="Give --overwrite to replace it." if ours else "Choose another --output_dir.",
+            remedy="Pass --overwrite to replace it." if ours else "Choose another --output_dir.",
         )
     return target
 

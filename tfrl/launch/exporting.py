@@ -65,7 +65,7 @@ def export(
             "--strategy",
             expected="one process, which writes the export",
             got="several workers",
-            remedy="Unset TF_CONFIG and give --strategy=one_device.",
+            remedy="Unset TF_CONFIG and pass --strategy=one_device.",
         )
     restored = _restore(folder, checkpoint)
     state = workflow.load(workflow.setup(seed), restored, environments=False)
@@ -150,8 +150,8 @@ def _restore(folder: RunFolder, checkpoint: str) -> Restored:
         raise UserError(
             f"--checkpoint={checkpoint}",
             expected="latest, best, a number of env steps, or a folder ckpt-<env steps>",
-            got="a folder of another name" if which.is_dir() else "no such folder",
-            remedy=f"Those of this run are in {folder.checkpoints}.",
+            got="a folder with a different name" if which.is_dir() else "no such folder",
+            remedy=f"Choose one in {folder.checkpoints}.",
         )
     restored = CheckpointManager(which.parent, read_only=True, log=say).restore(int(name[1]))
     return cast(Restored, restored)  # the folder exists

@@ -113,9 +113,9 @@ def read_file(
     if path in parents:
         raise UserError(
             f"Gin file {path}",
-            expected="files that do not include each other in a circle",
+            expected="files without circular includes",
             got=" -> ".join(p.name for p in (*parents, path)),
-            remedy="Take one of the include lines out.",
+            remedy="Remove one of the include lines.",
         )
     for statement in _statements(_text_of(path), str(path)):
         where = f"{path}:{statement.location.line_num}"
@@ -134,9 +134,9 @@ def _text_of(path: GinFile) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"Gin file {path}",
-            expected="a text file (UTF-8) that can be read",
+            expected="a readable UTF-8 text file",
             got=str(error),
-            remedy="Mend it, or put back a copy of it.",
+            remedy="Repair it, or restore a backup copy.",
         ) from error
 
 
@@ -173,7 +173,7 @@ def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
         except ImportError as error:
             raise UserError(
                 f"Gin import of {statement.module} ({where})",
-                expected="a module that can be imported",
+                expected="an importable module",
                 got=str(error),
                 remedy="Install it, or add its folder to PYTHONPATH.",
             ) from error
@@ -301,9 +301,9 @@ def _resolve_remote(url: str, where: str) -> RemoteFile:
     if not remote.exists(url):
         raise UserError(
             f"Gin file '{url}' ({where})",
-            expected="a file that is there",
-            got="none",
-            remedy="Look at its name, and at the bucket's.",
+            expected="an existing file",
+            got="no such file",
+            remedy="Check the names of the file and the bucket.",
         )
     _let_gin_read()
     return RemoteFile(url)
@@ -424,7 +424,7 @@ def _check_macros(bindings: Sequence[Binding]) -> None:
         if name not in defined and not gin_registry.is_constant(name):
             raise UserError(
                 f"Gin macro %{name} in {binding.key} ({binding.where})",
-                expected="a macro that some line defines",
+                expected="a macro that is defined",
                 got=f"no line '{name} = value'",
                 remedy=did_you_mean(name, defined) if defined else f"Add '{name} = value'.",
             )
@@ -438,7 +438,7 @@ def _check_macros(bindings: Sequence[Binding]) -> None:
             raise UserError(
                 f"Gin binding {name} ({binding.where})",
                 expected="name.parameter = value, or a macro that a value uses as %" + name,
-                got=f"'{name}' without a dot, which nothing uses",
+                got=f"'{name}' without a dot, which is unused",
                 remedy=remedy,
             )
 
@@ -559,7 +559,7 @@ def call(configurable: Callable[..., T]) -> T:
             expected="a value, since there is no default",
             got="none in the gin files and bindings",
             remedy=f"Add {' and '.join(f'{name} = ...' for name in missing)}, or include a file "
-            "that does.",
+            "that defines it.",
         ) from error
 
 
@@ -577,6 +577,6 @@ def check_used() -> None:
         raise UserError(
             f"Gin binding{'s' if len(unused) > 1 else ''} {', '.join(unused)}",
             expected="bindings that this run uses",
-            got="nothing that reads them",
-            remedy="Take them out, or choose the part that they configure.",
+            got="bindings that it does not read",
+            remedy="Remove them, or choose the component that they configure.",
         )

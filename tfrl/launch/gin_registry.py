@@ -189,7 +189,7 @@ def find(selector: str, where: str, prefix: str = "") -> config.Configurable:
     raise UserError(
         f"Gin name {prefix}{selector} ({where})",
         expected="the name of one configurable",
-        got="several of that name" if matches else "a name that nothing has",
+        got="an ambiguous name" if matches else "an unknown name",
         remedy=f"Write {' or '.join(sorted(matches))}."
         if matches
         else did_you_mean(selector, known),
@@ -234,7 +234,9 @@ def check_parameter(selector: str, parameter: str, where: str) -> None:
             f"Gin binding {selector}.{parameter} ({where})",
             expected=f"a parameter of {selector}",
             got=f"'{parameter}'",
-            remedy=did_you_mean(parameter, known) if known else f"{selector} has none to bind.",
+            remedy=did_you_mean(parameter, known)
+            if known
+            else f"{selector} has no parameters to bind.",
         )
 
 
@@ -248,7 +250,7 @@ def _raise_unknown(selector: str, parameter: str, where: str) -> None:
     raise UserError(
         f"Gin binding {selector}.{parameter} ({where})",
         expected="the name of a configurable before the dot",
-        got=f"'{selector}', which nothing has",
+        got=f"'{selector}', which is unknown",
         remedy=f"Did you mean {' or '.join(suggestion)}?"
         if suggestion
         else did_you_mean(selector, known),

@@ -89,8 +89,8 @@ def check(
         raise UserError(
             "--image",
             expected="the container image of the pods",
-            got="nothing",
-            remedy="Build the repository's Dockerfile and push it to a registry of the cluster's.",
+            got="no value",
+            remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
         )
     mount = _mount(volume)[1] if volume else None
     root = pathlib.PurePosixPath(options.root_dir)
@@ -101,7 +101,7 @@ def check(
             f"--root_dir={options.root_dir}",
             expected="a folder of --volume, or gs://bucket/folder",
             got=f"a folder of the pod's own disk, which is lost with it (--volume={volume})",
-            remedy="Give --volume=CLAIM:/runs --root_dir=/runs/NAME.",
+            remedy="Pass --volume=CLAIM:/runs --root_dir=/runs/NAME.",
         )
     for file in options.gin_files:
         if pathlib.PurePosixPath(file).is_absolute() and not (
@@ -111,7 +111,7 @@ def check(
                 f"--gin_file={file}",
                 expected="a file of the image's working folder, of the package or of --volume",
                 got="a path of this machine",
-                remedy="Put it into the image, and give its path from the working folder there.",
+                remedy="Put it into the image, and pass its path from the working folder there.",
             )
     if tpu_topology:
         _tpu(tpu_topology)
@@ -127,7 +127,7 @@ def check(
             "--resources=learner:tpu=...",
             expected="--tpu_topology, from which the number of chips follows",
             got="none",
-            remedy="Give --tpu_topology=v5e:2x4, for example.",
+            remedy="Pass for example --tpu_topology=v5e:2x4.",
         )
 
 

@@ -68,8 +68,8 @@ def main() -> int:
         raise UserError(
             "--gin_file",
             expected="the gin file of a training",
-            got="nothing",
-            remedy="Give the one that bin/train.py would be given.",
+            got="no value",
+            remedy="Pass the same file as to bin/train.py.",
         )
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
     if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):

@@ -50,8 +50,8 @@ def load(
         raise UserError(
             f"tfrl.load({str(folder)!r})",
             expected="a run folder (with operative_config.gin) or the folder of a SavedModel",
-            got="neither" if root.is_dir() else "no folder there",
-            remedy="Give the root_dir of a training, or a folder that bin/export.py wrote.",
+            got="neither" if root.is_dir() else "no such folder",
+            remedy="Pass the root_dir of a training run, or a folder that bin/export.py wrote.",
         )
     lines = settings.binding_lines(bindings) if isinstance(bindings, Mapping) else list(bindings)
     try:
@@ -83,7 +83,7 @@ class RunPolicy(Policy):
             raise UserError(
                 f"tfrl.load of {folder.root}",
                 expected="a run of an agent",
-                got=f"one of {type(workflow).__name__}, which has none",
+                got=f"a run of {type(workflow).__name__}, which has no agent",
                 remedy=f"Load the SavedModel of its policy: {folder.policy}.",
             )
         state = workflow.load(workflow.setup(0), restored, environments=False)

@@ -42,8 +42,8 @@ def check_same_command(workflow: Workflow, **flags: Any) -> None:
         raise UserError(
             "The workers",
             expected="the same gin files, bindings and seed in every process",
-            got=f"others in {workers.names(others)} than in {workers.name(0)}",
-            remedy="Start all of them with the same command.",
+            got=f"different ones in {workers.names(others)} than in {workers.name(0)}",
+            remedy="Start all workers with the same command.",
         )
 
 
@@ -71,8 +71,9 @@ def check_replicas(
             f"root_dir {folder.root}",
             expected=f"{_replicas(before)}, on which its run was started ({same})",
             got=f"{_replicas(now)} ({describe(workflow.replicas.strategy)})",
-            remedy="Go on with as many replicas, choose another --root_dir, or move the run aside "
-            "with --if_exists=new. To evaluate it, any number will do.",
+            remedy="Resume with the same number of replicas, choose another --root_dir, or move "
+            "the "
+            "run aside with --if_exists=new. Evaluation runs on any number.",
         )
 
 
@@ -108,9 +109,9 @@ def restore(manager: CheckpointManager, group: Any, which: str | int = "latest")
     if restored is None:
         raise UserError(
             f"The checkpoints in {manager.directory}",
-            expected=f"the one of {step} env steps, from which worker 0 goes on",
-            got="none",
-            remedy="Give every process the same --root_dir, in a file system that all of them see.",
+            expected=f"the checkpoint of {step} env steps, from which worker 0 resumes",
+            got="no such checkpoint",
+            remedy="Pass every process the same --root_dir in a shared file system.",
         )
     return restored
 
@@ -128,7 +129,7 @@ def restore_run(folder: RunFolder, group: Any, which: str | int) -> Restored:
             f"--root_dir={folder.root}",
             expected="a run with a checkpoint",
             got="none so far",
-            remedy="Let the training run to its first checkpoint.",
+            remedy="Wait for the first checkpoint of the training.",
         )
     return restored
 

@@ -210,7 +210,7 @@ class RayEngine(LocalEngine):
                 expected=f"a node with room for {_said(resources.of(SERVER))} within "
                 f"{wait_seconds:g} s",
                 got="none",
-                remedy="`ray status` shows what the cluster has.",
+                remedy="Check the cluster's resources with `ray status`.",
             ) from error
         super().__init__(make_job(addresses), log_dir, **options)
 

@@ -30,7 +30,7 @@ def main(folders: list[str]) -> int:
             "tfrl-report",
             expected="one run folder, or several to compare",
             got=", ".join(folders) or "none",
-            remedy="Write tfrl-report runs/ppo_tf_cartpole, for example.",
+            remedy="Write for example tfrl-report runs/ppo_tf_cartpole.",
         )
     # The import registers the configurables, whose defaults the report needs.
     from tfrl.experiment.run_folder import RunFolder

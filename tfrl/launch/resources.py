@@ -57,7 +57,7 @@ def parsed(values: Sequence[str]) -> RoleResources:
                     expected=f"ROLE:NAME=AMOUNT,..., ROLE one of {', '.join(KINDS)}, NAME one of "
                     f"{', '.join(_AMOUNTS)}",
                     got=f"'{kind}:{part}'",
-                    remedy="Such as learner:cpu=4,memory=16Gi,gpu=1.",
+                    remedy="Write for example learner:cpu=4,memory=16Gi,gpu=1.",
                 )
             asked.setdefault(kind, {})[name] = amount
     return RoleResources(asked)

@@ -131,7 +131,7 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
                 "The gin file",
                 expected="an off-policy training, which has a replay buffer",
                 got=f"{type(workflow).__name__}, a workflow without one",
-                remedy="Give the file of a training with OffPolicyWorkflow.",
+                remedy="Pass the file of a training with OffPolicyWorkflow.",
             )
         return list(on_reverb(workflow.replay).make_tables())
 
@@ -153,15 +153,15 @@ def _check_flags(values: common_flags.CommonFlags) -> None:
         raise UserError(
             "--gin_file",
             expected="the gin file of a training",
-            got="nothing",
-            remedy="Give the one that bin/train.py is given: the tables follow from it.",
+            got="no value",
+            remedy="Pass the same file as to bin/train.py, which defines the tables.",
         )
     if values.root_dir is None:
         raise UserError(
             "--root_dir",
             expected="a folder for the checkpoints of the tables",
-            got="nothing",
-            remedy="Give --root_dir=runs/..., the same again to go on.",
+            got="no value",
+            remedy="Pass --root_dir=runs/..., and the same folder to resume.",
         )
 
 

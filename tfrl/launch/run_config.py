@@ -22,8 +22,8 @@ def find(root_dir: str | None) -> pathlib.Path:
         raise UserError(
             "--root_dir",
             expected="the folder of a run",
-            got="nothing",
-            remedy="Give --root_dir=runs/... of a finished or running training.",
+            got="no value",
+            remedy="Pass --root_dir=runs/... of a finished or running training.",
         )
     config, root = _config(root_dir), _config(root_dir).parent
     if not config.is_file():

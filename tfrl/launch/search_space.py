@@ -45,8 +45,8 @@ class SearchSpace:
                 f"the search space {self.name}",
                 expected="a function of an optuna trial that returns {binding: value}",
                 got=repr(chosen),
-                remedy="return {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, 1e-2, "
-                "log=True)}, for example.",
+                remedy="Return for example {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, "
+                "1e-2, log=True)}.",
             )
         return dict(chosen)
 
@@ -114,7 +114,7 @@ def check_range(thing: str, value: Any) -> None:
     try:
         if "choices" in value:
             if set(value) != {"choices"} or not list(value["choices"]):
-                raise ValueError("choices stand alone, and are not empty")
+                raise ValueError("choices must be non-empty, without other keys")
             return
         if not {"low", "high"} <= set(value) <= _RANGE:
             raise ValueError(f"keys {', '.join(map(repr, value))}")
@@ -124,7 +124,7 @@ def check_range(thing: str, value: Any) -> None:
     except (ValueError, TypeError) as error:
         raise UserError(
             f"the range of {thing}",
-            expected="low and high, with log or step if you like; or choices",
+            expected="low and high with optional log or step, or choices",
             got=f"{dict(value)} ({str(error).rstrip('.')})",
             remedy=_REMEDY,
         ) from error
@@ -153,9 +153,9 @@ def _literal(binding: gin_files.Binding) -> Any:
         if isinstance(leaf, gin_files.Reference | gin_files.Macro):
             raise UserError(
                 f"the search space's {binding.key} ({binding.where})",
-                expected="references as texts: '@MLP()' or '%total_steps'",
-                got="one without quotes",
-                remedy="Put it in quotes.",
+                expected="references as strings: '@MLP()' or '%total_steps'",
+                got="a reference without quotes",
+                remedy="Put the reference in quotes.",
             )
     return binding.value
 
@@ -181,6 +181,6 @@ def _imported(name: str) -> Any:
         raise UserError(
             f"--space={name}",
             expected="a gin file, or module:name of a dict or function in a module that imports",
-            got=str(error) or "no name behind a colon",
+            got=str(error) or "no name after a colon",
             remedy=f"Modules are looked up in {', '.join(p for p in sys.path[-1:] if p)} too.",
         ) from error

@@ -83,8 +83,8 @@ def main() -> int:
         raise UserError(
             "--root_dir",
             expected="a run folder, or the folder of a SavedModel",
-            got="nothing",
-            remedy="Give --root_dir=runs/... of a training.",
+            got="no value",
+            remedy="Pass --root_dir=runs/... of a training run.",
         )
     for name in ("uvicorn", "starlette", "prometheus_client"):
         extras.require(name, "serve")
@@ -119,7 +119,7 @@ def listen(host: str, port: int) -> socket.socket:
             f"--host={host} --http_port={port}",
             expected="an address of this machine and a free port",
             got=error.strerror or str(error),
-            remedy="Give another --http_port; 0 takes a free one.",
+            remedy="Choose another --http_port, or 0 for a free port.",
         ) from error
 
 

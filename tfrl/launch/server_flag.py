@@ -23,7 +23,7 @@ def replay_server() -> str:
         raise UserError(
             "--replay_server",
             expected="host:port of bin/reverb_server.py --num_collectors=...",
-            got="nothing",
-            remedy="Start it with the same gin file, and give the address that it prints.",
+            got="no value",
+            remedy="Start it with the same gin file, and pass the address that it prints.",
         )
     return str(address)

@@ -40,7 +40,7 @@ class Settings(RunOptions):
             self.workflow,
             Workflow,
             "a workflow such as @OnPolicyWorkflow()",
-            remedy="A reference needs its brackets: they make the object.",
+            remedy="Add parentheses to the reference to create the object.",
         )
         checks.at_least("train.final_eval_episodes", self.final_eval_episodes, 1)
 

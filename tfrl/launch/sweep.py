@@ -70,7 +70,8 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
             f"--grid='{text}'",
             expected="name.parameter=[value, ...], a list of Python literals",
             got=repr(value.strip()),
-            remedy="Write for example --grid='ModuleConfig.lr=[1e-3, 3e-4]'; text and references "
+            remedy="Write for example --grid='ModuleConfig.lr=[1e-3, 3e-4]'; strings and "
+            "references "
             "need quotes: ['@MLP()'].",
         )
     return name.strip(), list(values)

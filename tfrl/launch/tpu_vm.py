@@ -171,8 +171,9 @@ def _check(
         raise UserError(
             "--zone",
             expected="the Google Cloud zone of the TPU",
-            got="nothing",
-            remedy="gcloud compute tpus accelerator-types list --zone=ZONE shows what a zone has.",
+            got="no value",
+            remedy="List a zone's types with gcloud compute tpus accelerator-types list "
+            "--zone=ZONE.",
         )
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
         raise UserError(

@@ -328,13 +328,13 @@ def _locked(root: pathlib.Path) -> files.DirectoryLock:
         raise UserError(
             f"root_dir {root}",
             expected="a folder that no other process trains in",
-            got="one that another process is using now",
-            remedy="Wait for it, or choose another --root_dir.",
+            got="a folder that another process is using",
+            remedy="Wait for that process, or choose another --root_dir.",
         ) from error
     except OSError as error:
         raise UserError(
             f"root_dir {root}",
-            expected="a folder that can be read and written",
+            expected="a readable and writable folder",
             got=files.reason(error),
             remedy="Choose another --root_dir.",
         ) from error
@@ -356,9 +356,9 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
     elif CheckpointManager(folder.checkpoints, read_only=True).steps:
         raise UserError(
             f"root_dir {folder.root}",
-            expected="metadata.json beside the checkpoints",
-            got="none, so that their configuration is unknown",
-            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+            expected="metadata.json next to the checkpoints",
+            got="no such file, so that their configuration is unknown",
+            remedy="Restore a backup copy, or start a new run with --if_exists=new.",
         )
     return old
 

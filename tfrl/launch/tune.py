@@ -101,9 +101,9 @@ def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
     if given.pruner != "none" and interval is None:
         raise UserError(
             f"--pruner={given.pruner}",
-            expected="trials with evaluations, by which they are pruned",
+            expected="trials with evaluations, which the pruner compares",
             got="no train.eval_interval",
-            remedy="Give --gin_bindings='train.eval_interval=10_000' or --pruner=none.",
+            remedy="Pass --gin_bindings='train.eval_interval=10_000' or --pruner=none.",
         )
     extras.require("optuna", "tune")
     total: Any = bound.get("train.total_env_steps")
@@ -128,10 +128,10 @@ def _space(values: common_flags.CommonFlags) -> search_space.SearchSpace:
     if name is None:
         raise UserError(
             "--space",
-            expected="what is to be searched, as no space is shipped for "
+            expected="a search space, since none is shipped for "
             f"{values.gin_file[-1].partition('/')[0]}",
             got="none",
-            remedy="Give a gin file with lines such as ModuleConfig.lr = {'low': 1e-5, 'high': "
+            remedy="Pass a gin file with lines such as ModuleConfig.lr = {'low': 1e-5, 'high': "
             "1e-2, 'log': True}; tune/ppo.gin is one.",
         )
     space = search_space.read(name, values.gin_file, values.gin_bindings)
@@ -140,9 +140,9 @@ def _space(values: common_flags.CommonFlags) -> search_space.SearchSpace:
     if both:
         raise UserError(
             f"--gin_bindings={both[0]}=...",
-            expected="bindings that are not searched",
-            got=f"one of the search space {name}",
-            remedy="Give a --space without it.",
+            expected="bindings outside the search space",
+            got=f"a binding of the search space {name}",
+            remedy="Pass a --space without it.",
         )
     return space
 

@@ -45,15 +45,15 @@ def as_sequences(
             "the batch",
             expected=f"an item {LENGTHS!r}, the lengths [S] of its sequences",
             got=f"items {sorted(batch)}",
-            remedy="Add it, or give leaves [S, T, ...] with a mask [S, T].",
+            remedy="Add it, or pass leaves [S, T, ...] with a mask [S, T].",
         )
     lengths = tf.convert_to_tensor(batch[LENGTHS])
     if lengths.shape.rank != 1 or not lengths.dtype.is_integer or lengths.shape[0] in (None, 0):
         raise UserError(
             LENGTHS,
-            expected="whole numbers [S], with S known and at least 1",
+            expected="an integer tensor of static shape [S] with S at least 1",
             got=f"{lengths.dtype.name} of shape {tuple(lengths.shape)}",
-            remedy="Give the number of steps of every sequence.",
+            remedy="Pass the number of steps of each sequence.",
         )
     kept = {LENGTHS, *per_sequence}
     flat = {k: v for k, v in batch.items() if k not in kept}
@@ -109,7 +109,7 @@ def _steps(flat: Mapping[str, Any], num: int) -> int:
         "the batch",
         expected=f"leaves of {num} x T rows, for {num} sequences padded to the same T",
         got=", ".join(f"{path} of {n} rows" for path, n in wrong.items()) or "no leaves",
-        remedy=f"Pad every sequence to the longest; {LENGTHS} says how many steps are real.",
+        remedy=f"Pad every sequence to the longest, and pass the true lengths as {LENGTHS}.",
     )
 
 
@@ -118,9 +118,9 @@ def _check_per_sequence(items: Mapping[str, Any], num: int) -> None:
     if wrong:
         raise UserError(
             "the batch",
-            expected=f"one row a sequence, {num}, in {', '.join(items)}",
+            expected=f"{num} rows, one per sequence, in {', '.join(items)}",
             got=", ".join(f"{path} of {n} rows" for path, n in wrong.items()),
-            remedy="Give the state at the start of every sequence.",
+            remedy="Pass the state at the start of each sequence.",
         )
 
 
@@ -135,9 +135,9 @@ def _check_lengths(lengths: tf.Tensor, steps: int) -> None:
         more = f" and {bad.size - 5} more" if bad.size > 5 else ""
         raise UserError(
             LENGTHS,
-            expected=f"lengths from 1 to {steps}, the steps that the leaves hold for each",
+            expected=f"lengths from 1 to {steps}, the padded length of the leaves",
             got=shown + more,
-            remedy="Pad every sequence to the longest, or leave empty ones out.",
+            remedy="Pad every sequence to the longest, and leave out empty sequences.",
         )
 
 
@@ -170,9 +170,9 @@ def by_module(batch: Nest, module_ids: list[str]) -> dict[str, Nest]:
     if len(module_ids) != 1:
         raise UserError(
             "the batch",
-            expected=f"{{module_id: rows}} for modules out of {sorted(module_ids)}",
-            got=f"rows of no module ({type(batch).__name__})",
-            remedy="Give a dict keyed by module id.",
+            expected=f"{{module_id: rows}} for modules among {sorted(module_ids)}",
+            got=f"rows without a module id ({type(batch).__name__})",
+            remedy="Pass a dict keyed by module id.",
         )
     return {module_ids[0]: batch}
 
@@ -221,7 +221,7 @@ def as_tensors(batches: dict[str, Nest]) -> dict[str, Nest]:
             "the batch",
             expected="arrays [N, ...] of numbers",
             got=", ".join(wrong),
-            remedy="Pad what has rows of several lengths, and say in `mask` what counts.",
+            remedy="Pad ragged columns, and mark the valid steps in `mask`.",
         )
     return tf.nest.map_structure(_as_tensor, batches)
 

@@ -104,7 +104,7 @@ def _shapes(values: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """The values, after a check that they survive JSON."""
     if json.loads(files.to_json(values)) != values:
-        raise TypeError(f"expected counters and metrics out of plain JSON types, got {values!r}")
+        raise TypeError(f"expected counters and metrics of plain JSON types, got {values!r}")
     return values
 
 
@@ -124,7 +124,7 @@ def check_replaceable(final: pathlib.Path) -> None:
         got = "a symbolic link" if final.is_symlink() else "a file"
     raise UserError(
         f"learner checkpoint {final}",
-        expected="a path that is free, or a learner checkpoint to be replaced",
+        expected="an unused path, or a learner checkpoint to replace",
         got=got,
         remedy="Choose another path; nothing was written.",
     )
@@ -152,12 +152,12 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
     if not folder.exists() and aside.exists():
         folder = aside  # The save was killed between its two renames.
     if _format_of(folder) != FORMAT and not (folder / checkpoint_format.COMPLETE).exists():
-        got = "a folder of another kind" if folder.is_dir() else "nothing there"
+        got = "a different kind of folder" if folder.is_dir() else "no such folder"
         raise UserError(
             f"learner checkpoint {folder}",
             expected="a folder that Learner.save_to_path wrote",
             got="a file" if folder.is_file() else got,
-            remedy="Check the path; a run folder's checkpoints are restored by its workflow.",
+            remedy="Check the path; restore a run folder's checkpoints with its workflow.",
         )
     try:
         checkpoint_format.verify(folder)
@@ -169,14 +169,14 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
         raise UserError(
             f"learner checkpoint {folder}",
             expected=f"the format {FORMAT!r} of schema version {SCHEMA_VERSION}",
-            got=f"{manifest.get('format', 'another format')!r} of schema version {version}, "
+            got=f"{manifest.get('format', 'an unknown format')!r} of schema version {version}, "
             f"written by tfrl {manifest.get('tfrl_version', 'unknown')}",
             remedy="Use the version of tfrl that wrote it.",
         )
     manifest = {"options": {}, "added": [], **manifest}
     wrong = [name for name, form in _FORMS.items() if not _fits(manifest.get(name), form)]
     if wrong:
-        reason = f"{checkpoint_format.MANIFEST} has no {', '.join(wrong)} of the form that it needs"
+        reason = f"{checkpoint_format.MANIFEST} has no valid {', '.join(wrong)}"
         raise _damaged(folder, DamagedCheckpointError(reason))
     return folder, manifest
 
@@ -216,10 +216,10 @@ def _manifest_of(folder: pathlib.Path) -> dict[str, Any]:
         text = (folder / checkpoint_format.MANIFEST).read_text(encoding="utf-8")
         content = files.from_json(text)
     except ValueError as error:
-        reason = f"{checkpoint_format.MANIFEST} is no JSON ({error})"
+        reason = f"{checkpoint_format.MANIFEST} is not valid JSON ({error})"
         raise _damaged(folder, DamagedCheckpointError(reason)) from error
     if not isinstance(content, dict):
-        reason = f"{checkpoint_format.MANIFEST} is no JSON object"
+        reason = f"{checkpoint_format.MANIFEST} is not a JSON object"
         raise _damaged(folder, DamagedCheckpointError(reason))
     return content
 
@@ -243,9 +243,9 @@ def read_all(folder: pathlib.Path, components: list[Keys]) -> Variables:
 def _damaged(folder: pathlib.Path, error: Exception) -> UserError:
     return UserError(
         f"learner checkpoint {folder}",
-        expected="a checkpoint as it was written",
-        got=f"a damaged one: {error}",
-        remedy="Use another save; other components of this one can be restored by name.",
+        expected="an intact checkpoint",
+        got=f"a damaged checkpoint: {error}",
+        remedy="Use another checkpoint, or restore the intact components by name.",
     )
 
 
@@ -278,7 +278,7 @@ def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
       UserError: The path is not a learner checkpoint, or the folder cannot be written.
     """
     final = absolute(path)
-    remedy = "Make room or choose another path; an earlier save there is untouched."
+    remedy = "Free disk space or choose another path; the earlier checkpoint is intact."
     with checkpoint_format.writing(f"learner checkpoint {final}", remedy):
         final.parent.mkdir(parents=True, exist_ok=True)
         files.recover(final)
@@ -357,9 +357,9 @@ def restore_from_path(learner: Learner, path: Any, component: str | None = None)
     if component is not None and not isinstance(component, str):
         raise UserError(
             "component",
-            expected='the name of one, such as "rl_module", or None for all',
+            expected='the name of a component, such as "rl_module", or None for all',
             got=repr(component),
-            remedy="Restore one after the other.",
+            remedy="Restore components one at a time.",
         )
     folder, manifest = open_folder(path)
     present = learner.get_state()
@@ -406,8 +406,8 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             raise UserError(
                 "modules",
                 expected=f"{{module_id: module}} for some of {', '.join(sorted(described))}",
-                got=f"one {type(modules).__name__} for {len(described)} modules",
-                remedy="Say which one it is.",
+                got=f"a single {type(modules).__name__} for {len(described)} modules",
+                remedy="Pass a dict keyed by module id.",
             )
         modules = {next(iter(described)): modules}
     own_modules = dict(modules or {})
@@ -415,9 +415,9 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
     if unknown:
         raise UserError(
             "modules",
-            expected=f"ids among those of {folder}: {', '.join(sorted(described))}",
+            expected=f"module ids of {folder}: {', '.join(sorted(described))}",
             got=", ".join(unknown),
-            remedy="Use add_module for new ones, after restoring.",
+            remedy="Add new modules with add_module after restoring.",
         )
     reasons: list[str] = []
     built = _built("module", {m: d for m, d in described.items() if m not in own_modules}, reasons)
@@ -435,7 +435,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             f"from_checkpoint({str(folder)!r})",
             expected="modules and configs that can be built from their descriptions",
             got="; ".join(reasons),
-            remedy="Pass these: modules={module_id: module} and config={module_id: ModuleConfig}.",
+            remedy="Pass modules={module_id: module} and config={module_id: ModuleConfig}.",
         )
     try:
         learner = _assembled(cls, all_modules, manifest["added"], kwargs)
@@ -448,7 +448,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             f"from_checkpoint({str(folder)!r})",
             expected="modules that can be built from their descriptions",
             got=f"{type(error).__name__}: {error}".splitlines()[0],
-            remedy="Pass them: modules={module_id: module}; or take another save.",
+            remedy="Pass modules={module_id: module}, or use another checkpoint.",
         ) from error
     restore_from_path(learner, folder)
     if asked is not None:  # The state has the saved value.
@@ -502,14 +502,14 @@ def _chosen(
     if chosen:
         return chosen
     if any(_within(name, component) for name in present):
-        got, remedy = f"{component}, which this learner has and the save has not", ""
+        got, remedy = f"{component}, which is in this learner but not in the checkpoint", ""
     else:
         got, remedy = repr(component), did_you_mean(component, _prefixes(stored)) + " "
     raise UserError(
         "component",
-        expected=f"one that {folder} holds",
+        expected=f"a component of {folder}",
         got=got,
-        remedy=f"{remedy}It holds {', '.join(stored)}.",
+        remedy=f"{remedy}Available: {', '.join(stored)}.",
     )
 
 
@@ -552,6 +552,6 @@ def _check_fit(
             f"learner checkpoint {folder}",
             expected="the modules, optimizers, paths, shapes and dtypes of this learner",
             got="; ".join(problems),
-            remedy="Restore into a learner of the same modules and optimizers (add_module and "
-            "remove_module change them), or only the components that fit.",
+            remedy="Match the modules and optimizers with add_module and remove_module, or restore "
+            "only the components that fit.",
         )

@@ -62,7 +62,7 @@ def as_episodes(episodes: Any) -> list[Any]:
             "episodes",
             expected="SingleAgentEpisodes and MultiAgentEpisodes",
             got=", ".join(wrong),
-            remedy="Make them of a rollout with SingleAgentEpisode.from_trajectory.",
+            remedy="Create them from a rollout with SingleAgentEpisode.from_trajectory.",
         )
     if not sum(len(e) for e in listed):
         raise batches_lib.empty("episodes")

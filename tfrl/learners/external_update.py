@@ -51,9 +51,9 @@ def check_no_optimizer(
     if changed:
         raise UserError(
             f"ModuleConfig.{changed[0]} of module {module_id!r}",
-            expected="none, since it trains by optimizers of its own",
+            expected="no setting, since the module trains with its own optimizers",
             got=repr(getattr(config, changed[0])),
-            remedy="Leave it out, and set it where that agent is made.",
+            remedy="Leave it out, and set it in the agent's constructor.",
         )
 
 
@@ -84,8 +84,8 @@ def take_external_step(
     if several:
         raise UserError(
             f"module {module_id!r}",
-            expected="one replica: it changes its state by a training step of its own, whose "
-            "gradients cannot be summed over replicas",
+            expected="one replica, since the gradients of its own training step cannot be "
+            "summed over replicas",
             got="several replicas",
             remedy="Use --strategy=one_device.",
         )

@@ -33,26 +33,35 @@ def check_model(model: Any, model_fn: Any) -> None:
             "KerasModule",
             expected="either model_fn=make_model or model=model",
             got="neither" if model is None else "both",
-            remedy="A function gives fresh parameters for every key.",
+            remedy="Pass one of them; model_fn creates fresh parameters for every key.",
         )
     if model_fn is None:
         if keras.is_model(model):
             return
         thing, expected = "KerasModule.model", "a tf.keras.Model"
         got = repr(model)
-        remedy = "Write model=model, or model_fn=make_model for a function that makes one."
+        remedy = "Write model=model, or model_fn=make_model for a function that returns a model."
     elif keras.is_model(model_fn):
-        thing, expected = "KerasModule.model_fn", "a function without arguments that makes a model"
+        thing, expected = (
+            "KerasModule.model_fn",
+            "a function without arguments that returns a model",
+        )
         got = f"the model {model_fn.name!r} itself"
         remedy = "Write model=model."
     elif not callable(model_fn):
-        thing, expected = "KerasModule.model_fn", "a function without arguments that makes a model"
+        thing, expected = (
+            "KerasModule.model_fn",
+            "a function without arguments that returns a model",
+        )
         got = repr(model_fn)
-        remedy = "Write model_fn=make_model, without brackets after it."
+        remedy = "Write model_fn=make_model, without parentheses."
     elif not _takes(model_fn, 0):
-        thing, expected = "KerasModule.model_fn", "a function without arguments that makes a model"
-        got = f"one of {inspect.signature(model_fn)}"
-        remedy = "Write model_fn=lambda: make_model(...) with the arguments in it."
+        thing, expected = (
+            "KerasModule.model_fn",
+            "a function without arguments that returns a model",
+        )
+        got = f"a function of {inspect.signature(model_fn)}"
+        remedy = "Bind the arguments: model_fn=lambda: make_model(...)."
     else:
         return
     raise UserError(thing, expected=expected, got=got, remedy=remedy)
@@ -82,13 +91,13 @@ def _check_arguments(loss_fn: Any) -> None:
             return
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     name = "my_loss" if name == "<lambda>" else name
-    remedy = "batch is the rows, outputs what the model gives for them."
+    remedy = "Write loss_fn(batch, outputs), where outputs are the model's outputs for the batch."
     if of_keras:
         remedy = f"Write loss_fn=lambda batch, outputs: {name}(batch['y'], outputs)."
     raise UserError(
         "KerasModule.loss_fn",
         expected="a function of two arguments, (batch, outputs)",
-        got=f"one of {inspect.signature(loss_fn)}",
+        got=f"a function of {inspect.signature(loss_fn)}",
         remedy=remedy,
     )
 
@@ -111,9 +120,9 @@ def row_loss(loss_fn: Any) -> Any:
     if keras.is_loss_class(loss_fn):
         raise UserError(
             "KerasModule.loss_fn",
-            expected="a loss of Keras",
+            expected="an instance of a Keras loss",
             got=f"the class {loss_fn.__name__}",
-            remedy=f"Make one of it: loss_fn=tf.keras.losses.{loss_fn.__name__}().",
+            remedy=f"Pass an instance: loss_fn=tf.keras.losses.{loss_fn.__name__}().",
         )
     if callable(loss_fn) and not keras.is_loss(loss_fn):
         _check_arguments(loss_fn)
@@ -140,9 +149,9 @@ def row_loss(loss_fn: Any) -> Any:
         return keras.loss_of_rows(loss_fn)
     raise UserError(
         "KerasModule.loss_fn",
-        expected="a function (batch, outputs), or a loss of Keras or its name",
+        expected="a function (batch, outputs), a Keras loss, or the name of one",
         got=repr(loss_fn),
-        remedy="Give one of these, or None for a model that is not trained.",
+        remedy="Pass one of these, or None for a model that is not trained.",
     )
 
 
@@ -192,9 +201,9 @@ class KerasModule(Module):
         if self.network.template.model.losses:
             raise UserError(
                 "Keras model",
-                expected="no losses of its layers (regularizers, add_loss), which would be lost",
+                expected="no layer losses (regularizers, add_loss), which would be ignored",
                 got=f"{len(self.network.template.model.losses)}",
-                remedy="Put them into loss_fn.",
+                remedy="Add them in loss_fn.",
             )
         self.keras_loss = row_loss(self.loss_fn)
 
@@ -271,7 +280,7 @@ class KerasModule(Module):
                 "load_into",
                 expected=f"a model with weights of shapes {want}",
                 got=f"{have}",
-                remedy="Make it by the same function, and build it first.",
+                remedy="Create it with the same function, and build it first.",
             )
         for weight, value in zip(weights, values, strict=True):
             weight.assign(value)
@@ -287,15 +296,15 @@ def _input_spec(model: Any) -> Nest:
             "KerasModule",
             expected="a tf.keras.Model, or a function without arguments that returns one",
             got=repr(model),
-            remedy="Give model=model or model_fn=make_model.",
+            remedy="Pass model=model or model_fn=make_model.",
         )
     inputs = getattr(model, "inputs", None)
     if not inputs or any(None in i.shape[1:] for i in inputs):
         raise UserError(
             "KerasModule.spec",
-            expected="the spec of one input, since the model does not know its shape",
+            expected="the spec of one input, since the model's input shape is unknown",
             got="None",
-            remedy="Give spec=tf.TensorSpec([4]), or begin the model with a tf.keras.Input.",
+            remedy="Pass spec=tf.TensorSpec([4]), or start the model with a tf.keras.Input.",
         )
     # A Sequential of Keras 3 has no `input`.
     nest = getattr(model, "input", inputs[0])
@@ -310,8 +319,8 @@ def _keras_rows(
         raise UserError(
             "KerasModule.loss_fn",
             expected="a function (batch, outputs), since the model has several outputs",
-            got="a loss of Keras, which takes one",
-            remedy="Add up the losses of the outputs in a function.",
+            got="a Keras loss, which takes one output",
+            remedy="Sum the losses of the outputs in a function.",
         )
     target = tf.convert_to_tensor(target)
     rows_rank = 1 if mask is None else mask.shape.rank

@@ -144,7 +144,7 @@ class Learner:
                 "Learner",
                 expected="at least one module",
                 got="none",
-                remedy="Give a module, or {module_id: module}.",
+                remedy="Pass a module, or {module_id: module}.",
             )
         for module_id in modules:
             check_module_id(module_id)
@@ -155,7 +155,7 @@ class Learner:
                 "check_numerics",
                 expected="off, skip or raise",
                 got=repr(check_numerics),
-                remedy="Choose what happens to a non-finite loss.",
+                remedy="Use 'skip' to leave out steps with a non-finite loss.",
             )
         self.check_numerics = check_numerics
         self.configs = registration.module_configs(config, list(self.modules))
@@ -168,7 +168,7 @@ class Learner:
                 "Learner strategy",
                 expected="a tf.distribute.Strategy, or None",
                 got=repr(strategy),
-                remedy="Make one by tfrl.distribute.make_strategy(name).",
+                remedy="Create one with tfrl.distribute.make_strategy(name).",
             )
         self.replicas = Replicas(strategy)
         self.remainder: Remainder = checks.one_of("remainder", remainder, REMAINDERS)
@@ -428,9 +428,9 @@ class Learner:
                 return {ref: param_dict[ref] for ref in refs if ref in param_dict}
         raise UserError(
             "filter_param_dict_for_optimizer",
-            expected="an optimizer that was registered",
+            expected="a registered optimizer",
             got=repr(optimizer),
-            remedy="Take it from get_optimizer.",
+            remedy="Pass an optimizer from get_optimizer.",
         )
 
     def should_module_be_updated(self, module_id: str, batch: Nest = None) -> bool:
@@ -791,9 +791,9 @@ class Learner:
         if changed:
             raise UserError(
                 "a train step of a state of tensors",
-                expected="an update that is a function of the state",
+                expected="a functional update",
                 got=f"{', '.join(changed)}, which change{'s' * (len(changed) == 1)} variables",
-                remedy="Give learner.learner_state, whose leaves are variables.",
+                remedy="Pass learner.learner_state, whose leaves are variables.",
             )
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -1130,9 +1130,9 @@ class Learner:
                 raise UserError(
                     "the iterator of update_from_iterator",
                     expected=f"{num_iters or 'some'} batches",
-                    got=f"{taken}, then its end",
-                    remedy="Let it repeat, or ask for fewer; the learner was trained on those "
-                    "that came.",
+                    got=f"{taken} before its end",
+                    remedy="Repeat the iterator or lower num_iters; the learner was trained on "
+                    "the batches so far.",
                 )
             live, since = again, 0
             self._iterated = (iterable, live)
@@ -1172,7 +1172,7 @@ class Learner:
                 "compile",
                 expected="xla, graph or eager",
                 got=repr(compile),
-                remedy="Choose how the update runs.",
+                remedy="Use 'graph' for updates that XLA does not compile.",
             )
         if compile == "eager" or tf.config.functions_run_eagerly():
             return run
@@ -1320,7 +1320,7 @@ class Learner:
         if module_id in self.modules:
             raise UserError(
                 f"Learner.{what}({module_id!r})",
-                expected="an id that no module has",
+                expected="an unused module id",
                 got=f"one of {sorted(self.modules)}",
                 remedy="Choose another id, or remove the module first.",
             )
@@ -1374,7 +1374,7 @@ class Learner:
             raise UserError(
                 f"Learner.remove_module({module_id!r})",
                 expected="a learner that keeps at least one module",
-                got="its only one",
+                got="its only module",
                 remedy="Add another module first.",
             )
         if policies_to_train is not None:
@@ -1385,9 +1385,9 @@ class Learner:
         if borrowers:
             raise UserError(
                 f"Learner.remove_module({module_id!r})",
-                expected="a module whose parameters no other shares",
-                got=f"one that lends to {sorted(borrowers)}",
-                remedy="Remove those first.",
+                expected="a module whose parameters no other module shares",
+                got=f"a module that lends to {sorted(borrowers)}",
+                remedy="Remove the borrowing modules first.",
             )
         removed = self.modules[module_id]
         self.modules = {m: x for m, x in self.modules.items() if m != module_id}
@@ -1488,8 +1488,8 @@ class Learner:
             raise UserError(
                 "Learner.load_if_newer",
                 expected="a state with weights_seq_no",
-                got=f"one of {sorted(state)}",
-                remedy="Take it by get_state('rl_module'), or load it by set_state.",
+                got=f"a state of {sorted(state)}",
+                remedy="Get it with get_state('rl_module'), or load it with set_state.",
             )
         if int(state["weights_seq_no"]) <= int(self.weights_seq_no.numpy()):
             return False

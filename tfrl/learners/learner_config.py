@@ -56,7 +56,7 @@ class LearnerConfig:
                 "build_learner",
                 expected="an environment, or obs_spec and action_spec",
                 got=f"no {' and no '.join(missing)}",
-                remedy="Give env=tfrl.make_env(...), or its id.",
+                remedy="Pass env=tfrl.make_env(...), or its id.",
             )
         several = isinstance(self.agent, Mapping)
         makers = dict(self.agent) if several else {None: self.agent}

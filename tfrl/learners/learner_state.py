@@ -65,7 +65,7 @@ def not_built(what: str) -> UserError:
     return UserError(
         f"Learner.{what}",
         expected="a built learner",
-        got="one without variables",
+        got="a learner without variables",
         remedy="Call learner.build(key) first.",
     )
 
@@ -123,7 +123,7 @@ def _names(learner: Learner, argument: str, names: Any) -> list[str] | None:
     if unknown:
         raise UserError(
             argument,
-            expected=f"of {', '.join(known)}",
+            expected=f"names among {', '.join(known)}",
             got=", ".join(map(repr, unknown)),
             remedy=did_you_mean(unknown[0], known),
         )
@@ -260,7 +260,7 @@ def assign_all(
             thing,
             expected=f"the {len(variables)} variables of this learner",
             got="; ".join(wrong),
-            remedy="Restore into a learner of the same modules and optimizers.",
+            remedy="Restore into a learner with the same modules and optimizers.",
         )
     for path, variable in variables.items():
         value = values[path]

@@ -78,15 +78,15 @@ def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:
             thing,
             expected=f"a record whose columns are attributes, since the module reads batch.{name}",
             got=f"a plain {type(part).__name__}",
-            remedy="Give the rows as tfrl.struct.TensorDict(rows).",
+            remedy="Pass the rows as tfrl.struct.TensorDict(rows).",
         )
     there = sorted(part) if isinstance(part, Mapping) else sorted(struct.paths(part))
     return UserError(
         thing,
-        expected=f"a column {name!r}, which the module's loss or prepare_minibatch asks for",
+        expected=f"a column {name!r}, which the module's loss or prepare_minibatch reads",
         got=f"the columns {there}",
-        remedy="Add it to the rows. Of episodes it is one of the extra_model_outputs that "
-        "add_env_step takes, or what a connector in the pipeline adds.",
+        remedy="Add it to the rows; for episodes, add it with a connector or pass it to "
+        "add_env_step in extra_model_outputs.",
     )
 
 
@@ -103,10 +103,10 @@ def check_ids(losses: Collection[str], module_ids: Collection[str]) -> None:
     if set(losses) != set(module_ids):
         raise UserError(
             "compute_losses",
-            expected=f"a loss of each of the modules {sorted(module_ids)}",
-            got=f"losses of {sorted(losses)}",
-            remedy="Where one loss is that of several modules, return it for one of them and "
-            "tf.constant(0.0) for the others.",
+            expected=f"a loss for each of the modules {sorted(module_ids)}",
+            got=f"losses for {sorted(losses)}",
+            remedy="Return a loss shared by several modules for one of them and "
+            "tf.constant(0.0) for the rest.",
         )
 
 
@@ -124,19 +124,19 @@ def check_scalars(module_id: str, metrics: Mapping[str, Any]) -> None:
     if taken:
         raise UserError(
             f"the metrics of module {module_id!r}",
-            expected=f"other names than those that the Learner reports itself: "
+            expected=f"names other than the Learner's own metrics: "
             f"{', '.join(RESERVED)}, grad_norm/..., nonfinite/... and .../learning_rate",
             got=", ".join(map(repr, taken)),
-            remedy="Name them by what they are, 'policy_loss' say.",
+            remedy="Rename them, for example to 'policy_loss'.",
         )
     wrong = [f"{name} {fault}" for name, x in metrics.items() if (fault := _fault(x))]
     if wrong:
         raise UserError(
             f"the metrics of module {module_id!r}",
-            expected="scalars, of numbers",
+            expected="numeric scalars",
             got=", ".join(wrong),
-            remedy="Reduce them over the rows, with tfrl.ops.masked_mean(x, mask) where some do "
-            "not count.",
+            remedy="Reduce them over the rows, with tfrl.ops.masked_mean(x, mask) if some are "
+            "masked.",
         )
 
 

@@ -51,7 +51,7 @@ class MinibatchPlan(struct.Struct):
             object.__setattr__(self, field, count)  # a single number type, since plans are compared
         shuffle = checks.boolean("shuffle", self.shuffle)
         object.__setattr__(self, "shuffle", bool(shuffle))
-        remedy = "Choose what happens to rows that do not fill a minibatch."
+        remedy = "Choose how to treat rows that do not fill a minibatch."
         checks.one_of("remainder", self.remainder, REMAINDERS, remedy=remedy)
         left = self.rows % self.size
         if left and self.remainder == "error":
@@ -59,7 +59,7 @@ class MinibatchPlan(struct.Struct):
                 "minibatch_size",
                 expected=f"a divisor of the {self.rows} rows of the batch",
                 got=f"{self.size} (remainder {left})",
-                remedy=f"The nearest that divide are {_nearest_divisors(self.rows, self.size)}; or "
+                remedy=f"The nearest divisors are {_nearest_divisors(self.rows, self.size)}; or "
                 "choose remainder='pad', 'drop' or 'wrap'.",
             )
         if self.remainder == "drop" and self.size > self.rows:
@@ -67,7 +67,7 @@ class MinibatchPlan(struct.Struct):
                 "minibatch_size",
                 expected=f"at most the {self.rows} rows of the batch with remainder='drop'",
                 got=self.size,
-                remedy="Nothing would be left to train on; choose 'pad' or a smaller size.",
+                remedy="Choose remainder='pad' or a smaller size.",
             )
         steps = self.rows // self.size
         if left and self.remainder != "drop":
@@ -221,7 +221,7 @@ def plan_minibatches(
     shuffle = bool(checks.boolean("shuffle", shuffle))
     if num_total_minibatches is not None:
         total = num_total_minibatches
-        remedy = "None takes those of the epochs."
+        remedy = "Pass None for the minibatches of all epochs."
         num_total_minibatches = checks.at_least("num_total_minibatches", total, 1, remedy=remedy)
     sizes = _sizes(rows, minibatch_size)
     most = max(rows.values())
@@ -257,7 +257,7 @@ def _sizes(rows: Mapping[str, int], size: int | Mapping[str, int | None] | None)
         raise UserError(
             "minibatch_size",
             expected=f"sizes for modules of the batch, {sorted(rows)}",
-            got=f"ones for {sorted(size)}",
+            got=f"sizes for {sorted(size)}",
             remedy=f"Leave out {', '.join(map(repr, unknown))}.",
         )
     return {m: count if size.get(m) is None else size[m] for m, count in rows.items()}

@@ -30,7 +30,7 @@ def _refusing_other_arguments(cls: type[T]) -> type[T]:
         if args:
             raise UserError(
                 cls.__name__,
-                expected="settings by name",
+                expected="keyword arguments",
                 got=", ".join(map(repr, args)),
                 remedy=f"Write {cls.__name__}(lr={args[0]!r}) for a learning rate.",
             )
@@ -100,16 +100,20 @@ class ModuleConfig(struct.Struct):
             raise _refuse("adam_epsilon", "a number above 0", self.adam_epsilon, _TURNED)
         if self.grad_clip_by not in CLIP_KINDS:
             expected = f"one of {', '.join(CLIP_KINDS)}"
-            raise _refuse("grad_clip_by", expected, self.grad_clip_by, "global_norm is usual.")
+            raise _refuse(
+                "grad_clip_by", expected, self.grad_clip_by, "The usual choice is 'global_norm'."
+            )
         if not isinstance(self.log_gradients, bool):
-            raise _refuse("log_gradients", "True or False", self.log_gradients, "Give a bool.")
+            raise _refuse("log_gradients", "True or False", self.log_gradients, "Pass a bool.")
         several = isinstance(self.optimizer, Mapping)
         for chosen in self.optimizer.values() if several else (self.optimizer,):
             _check_optimizer(chosen)
         size = self.minibatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             expected = "a whole number of at least 1, or None"
-            raise _refuse("minibatch_size", expected, size, "None takes what the call says.")
+            raise _refuse(
+                "minibatch_size", expected, size, "Pass None to use the size given to the call."
+            )
 
     def make_optimizer(self, update_name: str) -> Any:
         """Returns the optimizer of an update, a native one or an unused Keras optimizer."""
@@ -157,7 +161,7 @@ class ModuleConfig(struct.Struct):
         return self.replace(**overrides)
 
 
-_TURNED = "A negative one would turn the steps around."
+_TURNED = "Use a positive value; a negative one reverses the steps."
 
 
 def _refuse(name: str, expected: str, got: Any, remedy: str) -> UserError:
@@ -179,16 +183,16 @@ def _check_optimizer(chosen: Any) -> None:
         return
     if chosen not in list(optimizers.BY_NAME):
         names = ", ".join(optimizers.BY_NAME)
-        expected = f"one of {names}, or an optimizer of tfrl.learning.optimizers or of Keras"
+        expected = f"one of {names}, or an optimizer from tfrl.learning.optimizers or Keras"
         remedy = did_you_mean(chosen, optimizers.BY_NAME) if isinstance(chosen, str) else ""
-        raise _refuse("optimizer", expected, chosen, remedy or "adam is usual.")
+        raise _refuse("optimizer", expected, chosen, remedy or "The usual choice is 'adam'.")
 
 
 def _check_rate(lr: Any) -> None:
     """Rejects values that are not schedules, and known rates below 0."""
     if not isinstance(lr, schedules.Schedule | list | tuple) and not _number(lr):
         expected = "a number of at least 0, points [[0, v0], [t1, v1], ...], or a schedule"
-        raise _refuse("lr", expected, lr, "A schedule is one of tfrl.ops.schedules.")
+        raise _refuse("lr", expected, lr, "Use a number or a schedule from tfrl.ops.schedules.")
     schedule = schedules.make_schedule(lr)
     if isinstance(schedule, schedules.PiecewiseLinearSchedule):
         named = [value for _, value in schedule.points]

@@ -171,15 +171,15 @@ def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]
         shown = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)
         raise UserError(
             f"the loss of {name}",
-            expected="a scalar of floats",
+            expected="a float scalar",
             got=shown,
-            remedy="Reduce it over the rows, with tfrl.ops.masked_mean(loss, mask) where some do "
-            "not count.",
+            remedy="Reduce it over the rows, with tfrl.ops.masked_mean(loss, mask) if some are "
+            "masked.",
         )
     if not isinstance(metrics, Mapping):
         raise UserError(
             f"the loss of {name}",
-            expected="metrics {name: scalar} beside the scalar",
+            expected="metrics {name: scalar} next to the loss",
             got=repr(metrics),
             remedy="Return (loss, {'accuracy': accuracy}).",
         )
@@ -323,7 +323,7 @@ def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> Lea
         raise UserError(
             f"module {module_id!r}",
             expected=expected,
-            got=f"the Keras model {obj.name!r} by itself",
+            got=f"the bare Keras model {obj.name!r}",
             remedy="Wrap it with its loss: tfrl.learners.KerasModule(model=model, loss_fn='mse').",
         )
     missing = [m for m in ("init", "forward") if not callable(getattr(obj, m, None))]
@@ -331,7 +331,7 @@ def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> Lea
         got, remedy = f"the class {obj.__name__}", "Give an instance of it."
     elif missing:
         got = f"{type(obj).__name__} without {' and '.join(missing)}"
-        remedy = "Give it these methods, or make it a subclass of tfrl.learners.Module."
+        remedy = "Add these methods, or derive it from tfrl.learners.Module."
     else:
         duck = DuckModule(module=obj)
         return as_module(duck, module_id, loss_by_learner=loss_by_learner)
@@ -347,8 +347,8 @@ def check_module_id(module_id: Any) -> None:
     if module_id == ALL_MODULES:
         raise UserError(
             "module id",
-            expected="an id of one module",
-            got=f"{ALL_MODULES!r}, which stands for all",
+            expected="the id of one module",
+            got=f"{ALL_MODULES!r}, which stands for all modules",
             remedy="Choose a name such as 'policy_1'.",
         )
     check_name("module id", module_id)

@@ -30,7 +30,7 @@ def check_name(thing: str, name: Any) -> None:
     if not isinstance(name, str):
         got = f"{name!r} ({type(name).__name__})"
     elif not name:
-        got = "an empty one"
+        got = "an empty string"
     elif wrong := [c for c in ("/", "\\", "..", "\0") if c in name]:
         got = f"{name!r} with {', '.join(map(repr, wrong))}"
     elif name[-1] in ". ":
@@ -53,25 +53,25 @@ def check_optimizer(thing: str, optimizer: Any) -> None:
     if not keras.is_optimizer(optimizer):
         raise UserError(
             thing,
-            expected="an optimizer of tfrl.learning.optimizers or of Keras",
+            expected="an optimizer from tfrl.learning.optimizers or Keras",
             got=repr(optimizer),
-            remedy="Make one, such as tfrl.learning.optimizers.Adam().",
+            remedy="Create one, such as tfrl.learning.optimizers.Adam().",
         )
     _check_not_nadam(thing, optimizer)
     if keras.is_used(optimizer):
         raise UserError(
             thing,
-            expected="an optimizer that has not been used",
-            got=f"a {type(optimizer).__name__} built for other variables before",
-            remedy="Make another one: optimizers cannot take more parameters later.",
+            expected="an unused optimizer",
+            got=f"a {type(optimizer).__name__} already built for other variables",
+            remedy="Create a new optimizer; a built one takes no more parameters.",
         )
     rate = keras.initial_rate(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         raise UserError(
             thing,
-            expected="an optimizer with a number as its learning rate",
-            got=f"a {type(rate).__name__} inside it, which counts gradient steps",
-            remedy="Give the optimizer a number, and the schedule over env steps as "
+            expected="an optimizer with a constant learning rate",
+            got=f"a {type(rate).__name__}, which counts gradient steps",
+            remedy="Set a number in the optimizer, and pass a schedule over env steps as "
             "lr_or_lr_schedule, such as [[0, 3e-4], [1000000, 0.0]] or one of tfrl.ops.schedules.",
         )
 
@@ -81,7 +81,7 @@ def _check_not_nadam(thing: str, optimizer: Any) -> None:
     if keras.counts_in_python(optimizer):
         raise UserError(
             thing,
-            expected="an optimizer that takes the same steps compiled and not",
+            expected="an optimizer with the same steps in compiled and eager mode",
             got="tf.keras.optimizers.Nadam, which counts in Python",
             remedy="Use tf.keras.optimizers.legacy.Nadam.",
         )
@@ -108,7 +108,10 @@ def check_params(thing: str, params: Sequence[Any]) -> None:
     else:
         return
     raise UserError(
-        thing, expected=expected, got=got, remedy="Register what get_parameters returns."
+        thing,
+        expected=expected,
+        got=got,
+        remedy="Register the variables that get_parameters returns.",
     )
 
 
@@ -214,7 +217,7 @@ class OptimizerEntry:
                 "OptimizerEntry.apply",
                 expected="variables that the optimizer was built for",
                 got=", ".join(foreign),
-                remedy="Register an optimizer for them; none takes more variables later.",
+                remedy="Register an optimizer for them; a built one takes no more variables.",
             )
         if variables:
             self._bound.apply(gradients, variables)
@@ -243,9 +246,10 @@ class OptimizerEntry:
         if isinstance(self._bound, KerasOptimizer):
             raise UserError(
                 "the optimizer of a state of tensors",
-                expected="one of tfrl.learning.optimizers",
+                expected="an optimizer from tfrl.learning.optimizers",
                 got=type(self._bound.optimizer).__name__,
-                remedy="Keras' change variables only: choose ModuleConfig(optimizer='adam').",
+                remedy="Use ModuleConfig(optimizer='adam'); Keras optimizers only update "
+                "variables.",
             )
         places = {(s.name, s.param.ref()): path for path, s in self.slots().items()}
         optimizer = self._bound.optimizer
@@ -353,9 +357,9 @@ class OptimizerRegistry:
         if name in self._entries:
             raise UserError(
                 thing,
-                expected="a name that this module does not have",
+                expected="an optimizer name that this module does not use",
                 got=f"one of {[n for n, _ in self.of_module(module_id)]}",
-                remedy="Choose another name.",
+                remedy="Choose a different name.",
             )
         owners = {v.ref(): owner for owner, entry in self._entries.items() for v in entry.params}
         # Non-variables have no ref; the entry rejects them.
@@ -373,8 +377,8 @@ class OptimizerRegistry:
                 raise UserError(
                     thing,
                     expected="an optimizer of its own",
-                    got=f"that of {owner}",
-                    remedy="Make another one: optimizers cannot take more parameters later.",
+                    got=f"the optimizer of {owner}",
+                    remedy="Create a new optimizer; a built one takes no more parameters.",
                 )
         prefix = "" if module_id == ALL_MODULES else f"{module_id}/"
         entry = OptimizerEntry(optimizer, params, learning_rate, prefix=prefix, thing=thing)
@@ -466,7 +470,7 @@ class OptimizerRegistry:
         if missing:
             raise UserError(
                 "the optimizers",
-                expected="every parameter that is trained in one of them",
+                expected="an optimizer for every trained parameter",
                 got=f"none for {missing}",
                 remedy="Register them in configure_optimizers_for_module, or in "
                 "configure_optimizers under __all_modules__.",

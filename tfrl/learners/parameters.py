@@ -216,8 +216,8 @@ def shared_groups(
             if not known or order.index(owner) >= order.index(taker):
                 raise UserError(
                     "shared",
-                    expected="names module_id/group, the owner before those that borrow from it "
-                    f"in the order of the modules {order}",
+                    expected="names module_id/group, with the owner before its borrowers in the "
+                    f"module order {order}",
                     got=f"{lender!r}: {borrower!r}",
                     remedy="Write shared={'a/encoder': ['b/encoder']}.",
                 )
@@ -265,5 +265,5 @@ def check_shared(
             f"shared parameters of module {module_id!r}",
             expected="the leaves and shapes of its own group",
             got="; ".join(wrong),
-            remedy="Share groups of equal networks only.",
+            remedy="Share groups of identical networks only.",
         )

@@ -87,8 +87,8 @@ def _sizes(
         if unknown:
             raise UserError(
                 "minibatch_size",
-                expected=f"sizes for modules out of {sorted(learner.modules)}",
-                got=f"ones for {sorted(asked)}",
+                expected=f"sizes for modules among {sorted(learner.modules)}",
+                got=f"sizes for {sorted(asked)}",
                 remedy=f"Leave out {unknown}.",
             )
         sizes = {m: asked.get(m, learner.configs[m].minibatch_size) for m in batches}
@@ -147,8 +147,8 @@ def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> in
         return rows // parts * parts
     raise UserError(
         f"the batch of module {module_id!r}",
-        expected=f"rows for minibatches that the {parts} replicas divide",
-        got=f"{rows} rows, all of them in one minibatch",
+        expected=f"minibatches that divide evenly over the {parts} replicas",
+        got=f"{rows} rows in one minibatch",
         remedy="Choose remainder='pad', 'drop' or 'wrap', or a minibatch_size.",
     )
 
@@ -159,9 +159,9 @@ def check_divides(size: int, parts: int, module_id: str) -> None:
         near = [n for n in (size // parts * parts, -(-size // parts) * parts) if n]
         raise UserError(
             f"minibatch_size of module {module_id!r}",
-            expected=f"a multiple of the {parts} replicas that divide it",
+            expected=f"a multiple of the {parts} replicas",
             got=size,
-            remedy=f"The nearest that divide are {' and '.join(map(str, near))}.",
+            remedy=f"The nearest multiples are {' and '.join(map(str, near))}.",
         )
 
 
@@ -257,10 +257,10 @@ def _different(lists: list[bytes]) -> UserError:
     differ = sorted(set.union(*trained) - set.intersection(*trained))
     return UserError(
         "the batches of the processes",
-        expected="rows to train the same modules in every process",
+        expected="rows of the same modules in every process",
         got="; ".join(f"{sorted(ids) or 'none'} in worker {i}" for i, ids in enumerate(trained)),
-        remedy=f"Give every process rows of {', '.join(map(repr, differ))}, or none. A function "
-        "policies_to_train has to answer the same in all of them.",
+        remedy=f"Pass rows of {', '.join(map(repr, differ))} in every process or in none, and make "
+        "policies_to_train return the same in all.",
     )
 
 
@@ -282,8 +282,8 @@ def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
     if number.shape != () or not np.issubdtype(number.dtype, np.integer) or number < 0:
         raise UserError(
             "timesteps",
-            expected='a whole number of env steps so far, or {"env_steps": n}',
+            expected='the number of env steps so far, or {"env_steps": n}',
             got=repr(timesteps),
-            remedy="None takes what the learner was told last.",
+            remedy="Pass None to use the learner's last value.",
         )
     return tf.constant(int(number), tf.int64)

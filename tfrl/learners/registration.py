@@ -27,7 +27,7 @@ def check_update_names(learner: Learner, module_id: str, config: ModuleConfig) -
         if name not in known:
             raise UserError(
                 f"ModuleConfig.optimizer of module {module_id!r}",
-                expected=f"the names of updates, {', '.join(sorted(known))}",
+                expected=f"names of updates among {', '.join(sorted(known))}",
                 got=repr(name),
                 remedy=did_you_mean(str(name), known),
             )
@@ -41,9 +41,9 @@ def check_mine(learner: Learner, thing: str, module_id: str, params: Sequence[An
     if foreign:
         raise UserError(
             thing,
-            expected="variables out of get_parameters of the module",
+            expected="variables from the module's get_parameters",
             got=", ".join(foreign),
-            remedy="Register a variable under the module that it belongs to.",
+            remedy="Register each variable under its own module.",
         )
 
 
@@ -65,8 +65,8 @@ def check_trains(learner: Learner, thing: str, params: Sequence[Any]) -> None:
     if idle:
         raise UserError(
             thing,
-            expected="parameters of groups that some update of their module trains",
-            got=f"{', '.join(p.name for p in idle)}, which no loss would change",
+            expected="parameters that an update of their module trains",
+            got=f"{', '.join(p.name for p in idle)}, which no loss changes",
             remedy="Leave them out, or name their group in the module's updates.",
         )
 
@@ -123,10 +123,9 @@ def settings_of(learner: Learner, owner: str) -> ModuleConfig:
     if len({(c.grad_clip, c.grad_clip_by) for c in configs}) > 1:
         raise UserError(
             f"the settings of optimizers under {owner!r}",
-            expected="one way to clip the gradients",
-            got="modules that are clipped in different ways",
-            remedy=f"Give them settings of their own: config={{..., {owner!r}: "
-            "ModuleConfig(...)}.",
+            expected="one setting for gradient clipping",
+            got="modules with different clipping settings",
+            remedy=f"Set one for all of them: config={{..., {owner!r}: ModuleConfig(...)}}.",
         )
     return configs[0]
 
@@ -140,7 +139,7 @@ def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, Module
         raise UserError(
             "Learner config",
             expected=f"a ModuleConfig, or one for each of the modules {sorted(module_ids)}",
-            got=repr(config) if by_module is None else f"ones for {sorted(by_module)}",
+            got=repr(config) if by_module is None else f"entries for {sorted(by_module)}",
             remedy="Name every module once, as in config={module_id: ModuleConfig(lr=3e-4)}.",
         )
     return {m: ModuleConfig().with_overrides(c) for m, c in by_module.items()}
@@ -152,10 +151,10 @@ def check_module(learner: Learner, module_id: str, module: Any) -> None:
     if missing and module.updates:
         raise UserError(
             f"module {module_id!r}",
-            expected=f"what {type(learner).__name__} needs of a module: "
+            expected=f"the APIs that {type(learner).__name__} requires: "
             + ", ".join(api.__name__ for api in learner.required_apis),
             got=f"{type(module).__name__}, which lacks {', '.join(missing)}",
-            remedy="Give it these methods, or leave it out of policies_to_train.",
+            remedy="Implement these methods, or leave it out of policies_to_train.",
         )
 
 
@@ -178,9 +177,9 @@ def modules_to_train(
     if unknown or not several:
         raise UserError(
             "policies_to_train",
-            expected=f"a collection out of {sorted(known)}, or a function",
+            expected=f"a collection of modules among {sorted(known)}, or a function",
             got=repr(chosen),
-            remedy=did_you_mean(unknown[0], known) if unknown else f"Give [{chosen!r}].",
+            remedy=did_you_mean(unknown[0], known) if unknown else f"Pass [{chosen!r}].",
         )
     for module_id in names:
         check_module(learner, module_id, learner.modules[module_id])

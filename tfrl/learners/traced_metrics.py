@@ -130,9 +130,9 @@ def put(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
         if getattr(value, "graph", graph) is not graph:
             raise UserError(
                 f"metric {join(path)}",
-                expected="a value of a loss, of a gradient hook but apply_gradients, or of a hook "
+                expected="a value from a loss, a gradient hook except apply_gradients, or a hook "
                 "around the gradient steps",
-                got="one that was computed within a branch of the graph",
+                got="a value computed inside a branch of the graph",
                 remedy="Log it in postprocess_gradients.",
             )
         own = path[0] in learner.modules and len(path) > 1

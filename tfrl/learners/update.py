@@ -316,7 +316,7 @@ def _check_number(row: Mapping[str, Any]) -> None:
             "the metrics of a module's losses",
             expected=f"at most {METRIC_SLOTS}",
             got=len(row),
-            remedy="Report fewer, or combine some.",
+            remedy="Report fewer metrics, or combine some.",
         )
 
 

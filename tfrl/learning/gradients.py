@@ -102,5 +102,5 @@ def clip_gradients(
         "grad_clip_by",
         expected="one of global_norm, norm, value",
         got=repr(by),
-        remedy="Choose how gradients are clipped.",
+        remedy="The usual choice is 'global_norm'.",
     )

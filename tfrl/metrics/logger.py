@@ -43,9 +43,9 @@ def as_path(name: str | Path) -> Path:
     if not path or not all(isinstance(part, str) and part for part in path):
         raise UserError(
             "metric name",
-            expected="a string, or a tuple of strings, none of them empty",
+            expected="a non-empty string, or a tuple of non-empty strings",
             got=repr(name),
-            remedy="Name it as in log('loss', x) or log(('policy_0', 'loss'), x).",
+            remedy="Use for example log('loss', x) or log(('policy_0', 'loss'), x).",
         )
     return path
 
@@ -90,7 +90,7 @@ def no_state(got: str) -> UserError:
     """Returns the error for an invalid state."""
     return UserError(
         "metrics state",
-        expected=f"what MetricsLogger.get_state or take returned, of schema {SCHEMA}",
+        expected=f"a state from MetricsLogger.get_state or take, of schema {SCHEMA}",
         got=got,
         remedy="Use a state of this version of tfrl.",
     )
@@ -366,8 +366,8 @@ class MetricsLogger:
                 if mine[:shorter] == other[:shorter]:
                     raise UserError(
                         f"metric {join(path)}",
-                        expected="a name that no other metric takes, holds or lies in",
-                        got=f"the metric {join(owner)} beside it",
+                        expected="a name that does not overlap with another metric's",
+                        got=f"the existing metric {join(owner)}",
                     )
 
     # Reading.
@@ -401,8 +401,8 @@ class MetricsLogger:
                 known = [join(p) for p in self._metrics]
                 raise UnknownKeyError(
                     f"metric {join(path)}",
-                    expected="a name that has been logged",
-                    got=f"none of the {len(known)} that there are",
+                    expected="the name of a logged metric",
+                    got=f"an unknown name, of {len(known)} logged metrics",
                     remedy=did_you_mean(join(path), known) if known else "Log it first.",
                 )
             result = result[part]
@@ -496,8 +496,8 @@ class MetricsLogger:
             raise UserError(
                 "MetricsLogger.merge",
                 expected="other loggers, each once",
-                got="this logger itself, or one twice",
-                remedy="Its values would count twice; leave it out.",
+                got="this logger, or a logger twice",
+                remedy="Leave it out; its values would count twice.",
             )
         result: list[Entry] = []
         for other in others:
@@ -516,7 +516,7 @@ class MetricsLogger:
             self._metrics = before
             raise UserError(
                 "MetricsLogger.merge",
-                expected="metrics with the settings and shapes that they have here",
+                expected="metrics with the settings and shapes of this logger",
                 got="; ".join(dict.fromkeys(problems)),
                 remedy="Log each name with the same settings everywhere.",
             )

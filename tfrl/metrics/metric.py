@@ -60,9 +60,9 @@ class MetricSettings:
         if self.throughput and (window is not None or self.reduce not in ("sum", "lifetime_sum")):
             raise UserError(
                 f"{thing}throughput",
-                expected="False but for reduce='sum' without a window and 'lifetime_sum'",
+                expected="False unless reduce is 'lifetime_sum', or 'sum' without a window",
                 got=f"True with reduce={self.reduce!r}, window={self.window!r}",
-                remedy="Only amounts that add up have a rate.",
+                remedy="Use throughput only with sums.",
             )
         coeff = float(self.ema_coeff or DEFAULT_EMA_COEFF) if self.reduce == "ema" else None
         return dataclasses.replace(self, window=window, ema_coeff=coeff)
@@ -105,7 +105,7 @@ def as_rllib_says(
     if ema_coeff is not None and (window is not None or reduce != "mean"):
         raise UserError(
             f"{thing}ema_coeff",
-            expected="one with reduce='mean' and without a window",
+            expected="a coefficient only with reduce='mean' and without a window",
             got=f"{ema_coeff} with reduce={reduce!r}, window={window!r}",
             remedy="Choose a window or a moving average.",
         )
@@ -113,9 +113,9 @@ def as_rllib_says(
     if endless and not clear_on_reduce and reduce is not None:
         raise UserError(
             f"{thing}window",
-            expected="a finite one, or clear_on_reduce=True",
-            got="an infinite one that is never cleared",
-            remedy="It would keep all values for ever.",
+            expected="a finite window, or clear_on_reduce=True",
+            got="an infinite window that is never cleared",
+            remedy="Set a window to bound the number of values.",
         )
     size = None if endless or window is None else int(window)
     kind = reduce or "items"
@@ -164,8 +164,8 @@ class Metric:
         if shape != self.shape:
             raise UserError(
                 f"metric {self.name}",
-                expected=f"a value of shape {self.shape}, as the first",
-                got=f"one of shape {shape}",
+                expected=f"a value of shape {self.shape}, as in the first call",
+                got=f"a value of shape {shape}",
                 remedy="Log values of other shapes under another name.",
             )
         self._waiting.append(held)

@@ -43,7 +43,7 @@ def hold(name: str, value: Any) -> Any:
             f"metric {name}",
             expected="a value",
             got="a symbolic tensor of a function that is being traced",
-            remedy="Return it from the compiled function and log what the call gives.",
+            remedy="Return it from the compiled function and log the returned value.",
         )
     if isinstance(value, np.ndarray | np.generic | list | tuple):
         array = np.array(value) if _regular(value) else np.array(None)
@@ -68,7 +68,7 @@ def as_scalar(name: str, value: Any) -> Any:
             f"metric {name}",
             expected="one number, within an update",
             got=f"a tensor of shape {scalar.shape}",
-            remedy="Reduce it, with tf.reduce_mean say.",
+            remedy="Reduce it, for example with tf.reduce_mean.",
         )
     return scalar
 
@@ -87,7 +87,7 @@ def _refused(name: str, got: str) -> UserError:
         f"metric {name}",
         expected="a number, an array of numbers or an eager tensor",
         got=got,
-        remedy="Log one such value; use log_dict for a dict of them.",
+        remedy="Log one value, or use log_dict for a dict of values.",
     )
 
 

@@ -176,7 +176,7 @@ def fold(
             "network input",
             expected="a leading population axis, since the parameters are stacked",
             got=f"shape {x.shape}",
-            remedy="Stack the inputs too, or take one member's parameters.",
+            remedy="Stack the inputs too, or use one member's parameters.",
         )
     if lead == kept + 1:
         return x, lambda y: y

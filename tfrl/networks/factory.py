@@ -99,7 +99,7 @@ class ObservationTorso(Torso):
         """
         if spec is not None and spec != self.obs_spec:
             raise UserError(
-                "spec", expected=f"that of the torso, {self.obs_spec!r}", got=repr(spec)
+                "spec", expected=f"the spec of the torso, {self.obs_spec!r}", got=repr(spec)
             )
         return self.body.init(key, self._body_spec())
 
@@ -240,7 +240,7 @@ def _auto(chosen: Nest) -> str:
     if images:
         raise UserError(
             "observation",
-            expected="one image, or no image",
+            expected="at most one image",
             got=f"images {', '.join(images)} among other items",
             remedy=f"Choose one with obs_key={images[0]!r}, or make_torso(kind='mlp') for all.",
         )

@@ -272,7 +272,7 @@ class CriticEnsemble(Network, struct.Struct):
                 "CriticEnsemble",
                 expected="a torso, or a whole network",
                 got="both" if self.network else "neither",
-                remedy="Give CriticEnsemble(torso=MLP(hidden=(256, 256))).",
+                remedy="Pass CriticEnsemble(torso=MLP(hidden=(256, 256))).",
             )
         checks.one_of("apply_rule", self.apply_rule, _RULES)
 

@@ -48,7 +48,7 @@ class KerasNetwork(Torso):
         if not specs.is_spec(output) or output.shape.rank != 1:
             raise UserError(
                 "Keras model",
-                expected="one output of shape [batch, features], to be a torso",
+                expected="one output of shape [batch, features] for a torso",
                 got=repr(output),
                 remedy="Flatten the output in the model.",
             )
@@ -64,17 +64,17 @@ class KerasNetwork(Torso):
         if spec is not None and spec != self.spec:
             raise UserError(
                 "spec",
-                expected=f"that of the KerasNetwork, {self.spec!r}",
+                expected=f"the spec of the KerasNetwork, {self.spec!r}",
                 got=repr(spec),
-                remedy="Make the network with the spec of the same environment.",
+                remedy="Create the network with the spec of the same environment.",
             )
         words = tf.get_static_value(key)
         if words is None:
             raise UserError(
                 "KerasNetwork.init",
-                expected="to be called outside of tf.function: Keras initialises variables",
+                expected="a call outside tf.function, since Keras initializes variables",
                 got="a key whose value is not known while tracing",
-                remedy="Make the parameters eagerly and pass them in.",
+                remedy="Create the parameters eagerly and pass them in.",
             )
         low, high = (int(w) % 2**32 for w in words)
         with keras.seeded(low + (high << 32)):

@@ -55,7 +55,7 @@ class RecurrentTorso(Torso):
         if self.body.recurrent:
             raise UserError(
                 "RecurrentTorso.body",
-                expected="a torso without memory",
+                expected="a feed-forward torso",
                 got=type(self.body).__name__,
             )
         initializer(self.kernel_init)
@@ -198,6 +198,6 @@ def _check_carry(carry: Nest) -> None:
             "RecurrentTorso",
             expected="a carry",
             got="None",
-            remedy="Begin an episode with initial_carry(batch_size), and hand on the carry that a "
-            "step returns.",
+            remedy="Start an episode with initial_carry(batch_size), and pass on the carry that "
+            "each step returns.",
         )

@@ -196,8 +196,8 @@ def linear_recurrence(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         raise UserError(
             "number of rows T",
             expected="a static size",
-            got="an unknown one",
-            remedy="Give the tensors a static time axis, for example by `tf.ensure_shape`.",
+            got="an unknown size",
+            remedy="Set a static time axis, for example with `tf.ensure_shape`.",
         )
     if a.shape != b.shape or not b.shape.is_fully_defined():
         shape = tf.broadcast_dynamic_shape(tf.shape(a), tf.shape(b))

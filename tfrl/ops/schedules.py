@@ -59,7 +59,7 @@ class Schedule(abc.ABC):
                     f"{type(self).__name__}.{name}",
                     expected="a number above 0",
                     got=getattr(self, name),
-                    remedy="Use a constant for a schedule without extent.",
+                    remedy="Use a constant instead of a schedule without extent.",
                 )
 
 

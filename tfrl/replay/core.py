@@ -102,7 +102,7 @@ def check_specs(replay: Any) -> None:
                     f"{owner}.{name} {path}",
                     expected="a tf.TensorSpec of a fully known shape",
                     got=repr(spec),
-                    remedy="Give the specs that the environment and the agent have.",
+                    remedy="Pass the specs of the environment and the agent.",
                 )
         if "extras" in name and nest is not None:
             checks.instance(f"{owner}.{name}", nest, dict, "a dict of specs, or None")
@@ -124,7 +124,7 @@ def check_items(name: Callable[[str], str], items: Any) -> None:
             remedy="Compute n-step returns of sequences in the loss, with n_step=1 here.",
         )
     if length and items.sequence_period is not None:
-        remedy = "A longer period would leave steps out."
+        remedy = "Use at most sequence_length; a longer period skips steps."
         checks.at_least(
             name("sequence_period"), items.sequence_period, 1, maximum=length, remedy=remedy
         )
@@ -156,7 +156,7 @@ def stored_extras(replay: Any, name: str, extras: Nest) -> dict[str, Nest]:
             f"trajectory.{name}",
             expected=f"the items {', '.join(wanted)} of {type(replay).__name__}.{name}_spec",
             got=", ".join(have) or "none",
-            remedy=did_you_mean(missing[0], have) if have else "Ask the rollout for them.",
+            remedy=did_you_mean(missing[0], have) if have else "Request them from the rollout.",
         )
     return {key: have[key] for key in wanted}
 
@@ -169,7 +169,7 @@ def check_given(**values: Any) -> None:
                 name,
                 expected="one number for each item of a batch, [N]",
                 got="None",
-                remedy="Give the index of the batch and one priority for each of its items.",
+                remedy="Pass the index of the batch and one priority for each of its items.",
             )
 
 
@@ -189,9 +189,9 @@ def check_made_with(
         if own.get(name, "nothing") != saved.get(name, "nothing"):
             raise UserError(
                 f"{owner}{name}",
-                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
+                expected=f"{saved.get(name, 'nothing')!r}, as in the buffer saved in {folder}",
                 got=repr(own.get(name, "nothing")),
-                remedy="Make the buffer as it was when it was saved.",
+                remedy="Create the buffer with the arguments of the saved one.",
             )
 
 

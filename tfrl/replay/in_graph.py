@@ -49,10 +49,10 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
     if wrong:
         raise UserError(
             "the values of a replay buffer",
-            expected="those of a buffer of the same factory",
+            expected="the values of a buffer from the same factory",
             got="; ".join(sorted(wrong)[:3]),
-            remedy="Make the buffer with the specs, the capacity and the num_envs of the one that "
-            "was saved.",
+            remedy="Create the buffer with the specs, the capacity and the num_envs of the saved "
+            "one.",
         )
     for path, variable in variables.items():
         variable.assign(values[path])
@@ -295,16 +295,16 @@ class InGraphBuffer(ReplayBuffer):
         if not (one_axis and index.shape.is_compatible_with(priorities.shape)):
             raise UserError(
                 "priorities",
-                expected="index [N], as it was sampled, and one priority for each of its N items",
+                expected="the sampled index [N], and one priority for each of its N items",
                 got=f"index of shape {index.shape}, priorities of shape {priorities.shape}",
-                remedy="Give the index of the batch and one priority for each of its items.",
+                remedy="Pass the index of the batch and one priority for each of its items.",
             )
         if tf.executing_eagerly() and bool(tf.reduce_any(priorities < 0.0)):
             raise UserError(
                 "priorities",
-                expected="no negative number",
+                expected="non-negative numbers",
                 got=f"{float(tf.reduce_min(priorities)):g}",
-                remedy="Give absolute TD errors.",
+                remedy="Pass absolute TD errors.",
             )
         self._items.update(self._read_counts(), index, priorities)
 

@@ -200,7 +200,7 @@ class Items(abc.ABC):
             "update_priorities",
             expected='a buffer of kind="prioritized"',
             got=f"kind={self.replay.kind!r}",
-            remedy='Make it with InGraphReplay(kind="prioritized").',
+            remedy='Create it with InGraphReplay(kind="prioritized").',
         )
 
 

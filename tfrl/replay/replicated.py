@@ -85,9 +85,9 @@ class ReplicatedBuffer(ReplayBuffer):
         if number is None:
             raise UserError(
                 "InGraphReplay",
-                expected="a strategy that traces each replica on its own, as MirroredStrategy",
+                expected="a strategy that traces each replica separately, such as MirroredStrategy",
                 got=type(self.replicas.strategy).__name__,
-                remedy="Keep experience on the host there.",
+                remedy="Use a replay buffer on the host with this strategy.",
             )
         return self._own[int(number) % self.replicas.num_local]
 

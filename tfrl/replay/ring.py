@@ -145,8 +145,8 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
         raise UserError(
             "trajectory",
             expected="a number of steps T that is known while tracing",
-            got="one that is not",
-            remedy="Give the tf.function an input of a static shape.",
+            got="an unknown number",
+            remedy="Pass an input of static shape to the tf.function.",
         )
     for path, x in struct.paths(rows).items():
         checks.leading_shape(f"trajectory.{path}", x, (length, replay.num_envs), "valid")

@@ -68,8 +68,8 @@ class FrameStacker:
                 f"InGraphReplay.frame_stack={self.stack}",
                 expected=f"a number that divides axis {self._axis} of every stacked leaf",
                 got=f"{path} of shape {shape}",
-                remedy="Give the number of frames that the environment stacks, and leaves that are "
-                "not stacked by leaving them out of frame_stack_paths.",
+                remedy="Set it to the environment's number of stacked frames, and leave unstacked "
+                "leaves out of frame_stack_paths.",
             )
         shape[self._axis] //= self.stack
         return tf.TensorSpec(shape, spec.dtype)

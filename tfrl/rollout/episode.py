@@ -273,9 +273,9 @@ def episode_limit(env: Any, length: int | None, name: str) -> int:
     if getattr(env, "max_episode_steps", None) is None:
         raise UserError(
             name,
-            expected="a limit of the episode's steps",
+            expected="a limit on the steps of an episode",
             got="None, and the environment has no max_episode_steps",
-            remedy=f"Give {name}, or make the environment with max_episode_steps.",
+            remedy=f"Pass {name}, or create the environment with max_episode_steps.",
         )
     return checks.at_least("env.max_episode_steps", env.max_episode_steps, 1)
 

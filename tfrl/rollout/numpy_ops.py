@@ -111,7 +111,7 @@ def _all_or_any(fn: np.ufunc) -> Maker:
 
 def _cumsum(op: tf.Operation) -> Callable[..., Any]:
     if op.get_attr("exclusive") or op.get_attr("reverse"):
-        raise NotImplementedError("Cumsum that is exclusive or reverse")
+        raise NotImplementedError("exclusive or reverse Cumsum")
     dtype = op.outputs[0].dtype.as_numpy_dtype
     return lambda x, axis: np.add.accumulate(x, int(axis), dtype)
 
@@ -212,7 +212,7 @@ def _argmax(op: tf.Operation) -> Callable[..., Any]:
 
 def _one_hot(op: tf.Operation) -> Callable[..., Any]:
     if op.get_attr("axis") != -1:
-        raise NotImplementedError("OneHot on another axis than the last")
+        raise NotImplementedError("OneHot on an axis other than the last")
     depth = _known(op, 1)
     if depth is not None:
         places = np.arange(depth, dtype=op.inputs[0].dtype.as_numpy_dtype)

@@ -72,7 +72,7 @@ class NumpyProgram:
         self._graph = wrapped.graph
         if self._graph.captures:
             names = [x.name for _, x in self._graph.captures]
-            raise NotInNumpy(f"values from outside of the function: {', '.join(names[:3])}")
+            raise NotInNumpy(f"values captured from outside the function: {', '.join(names[:3])}")
         own = self._graph.inputs
         self._state_in = own[: len(leaves[0])]
         self._key_in = own[len(leaves[0])]

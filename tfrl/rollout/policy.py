@@ -191,9 +191,9 @@ class ObsReader:
         if len(sizes) != 1:
             raise UserError(
                 "obs",
-                expected="one batch size in all its parts",
+                expected="the same batch size in all parts",
                 got=f"{', '.join(f'{n}' if n else 'none' for n in sorted(sizes))}",
-                remedy="Give every part of an observation the same leading axis, or none.",
+                remedy="Use the same leading axis in every part, or no leading axis.",
             )
         (size,) = sizes
         return self._pack(arrays), size or 1, not size
@@ -242,5 +242,5 @@ def _wrong(path: str, expected: str, array: np.ndarray) -> UserError:
         _name(path),
         expected=expected,
         got=f"{array.dtype} of shape {list(array.shape)}",
-        remedy="The policy's obs_spec says what it was trained on.",
+        remedy="Match the policy's obs_spec.",
     )

@@ -183,17 +183,17 @@ def _check_carry(fresh: Nest, carry: Nest) -> None:
             tf.nest.assert_same_structure(fresh, carry)
             return
         except (TypeError, ValueError) as error:
-            got = f"another one in ActionOutput.carry ({error})"
+            got = f"a different structure in ActionOutput.carry ({error})"
     else:
-        got = "a carry although it began with None"
+        got = "a carry after an initial carry of None"
         if carry is None:
             got = "None in ActionOutput.carry"
     raise UserError(
         "carry",
-        expected="the structure that the rollout started from",
+        expected="the structure of the initial carry",
         got=got,
-        remedy="Give the agent a method initial_carry(batch_size) that returns the recurrent "
-        "state of an episode's start, or pass carry=.",
+        remedy="Define initial_carry(batch_size) on the agent to return the initial recurrent "
+        "state, or pass carry=.",
     )
 
 
@@ -215,7 +215,7 @@ def autoreset_mode(env: Env, env_state: EnvState) -> Autoreset:
             expected="an environment with an autoreset mode",
             got=f"the bare {type(env.unwrapped).__name__}"
             + (f" (no {' and no '.join(missing)} in info)" if missing else ""),
-            remedy="Make it with tfrl.make_env, which adds time limit, episode statistics and "
+            remedy="Create it with tfrl.make_env, which adds a time limit, episode statistics and "
             "autoreset.",
         )
     return env.autoreset

@@ -24,10 +24,10 @@ def check_agent(agent: Any) -> None:
     if not getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
-            expected="one that learns from replayed transitions: "
+            expected="an agent that learns from replayed transitions: "
             + algorithm_names(from_replay=True),
             got=f"{name_of(agent)}, which learns from its own rollouts",
-            remedy="Train it by OnPolicyWorkflow.",
+            remedy="Train it with OnPolicyWorkflow.",
         )
 
 
@@ -36,8 +36,8 @@ def check_newest(iterations: int, newest: int) -> None:
     if iterations < newest:
         raise UserError(
             "the state given to the workflow",
-            expected=f"the newest of its run, of iteration {newest}",
-            got=f"that of iteration {iterations}, which a later step has consumed",
+            expected=f"the newest state of its run, of iteration {newest}",
+            got=f"the state of iteration {iterations}, which a later step has consumed",
             remedy="Keep a copy with workflow.snapshot(state) before stepping.",
         )
 
@@ -45,7 +45,7 @@ def check_newest(iterations: int, newest: int) -> None:
 def check_counts(**counts: Any) -> None:
     """Raises a UserError unless every count is an integer of at least 0."""
     for name, value in counts.items():
-        checks.at_least(name, value, 0, remedy="Counts are in env steps.")
+        checks.at_least(name, value, 0, remedy="Count in env steps.")
 
 
 def check_batch_size(batch_size: Any, num_replicas: int) -> None:
@@ -56,14 +56,14 @@ def check_batch_size(batch_size: Any, num_replicas: int) -> None:
             "batch_size",
             expected="a whole number of at least 1",
             got=repr(batch_size),
-            remedy="256 is usual, 32 to 128 for DQN.",
+            remedy="Typical values are 256, or 32 to 128 for DQN.",
         )
     if batch_size % num_replicas:
         below = batch_size // num_replicas * num_replicas
         near = [str(n) for n in (below, below + num_replicas) if n]
         raise UserError(
             "batch_size",
-            expected=f"a multiple of the {num_replicas} replicas that divide it",
+            expected=f"a multiple of the {num_replicas} replicas",
             got=batch_size,
             remedy=f"The nearest are {' and '.join(near)}.",
         )
@@ -79,17 +79,17 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
     if not number or not 0 < updates_per_step <= 1000:
         raise UserError(
             "updates_per_step",
-            expected="a number above 0, up to 1000",
+            expected="a number above 0 and at most 1000",
             got=repr(updates_per_step),
-            remedy="1.0 for a learner step per env step, 0.25 for one in four.",
+            remedy="Use 1.0 for one learner step per env step, 0.25 for one per four.",
         )
     ratio = fractions.Fraction(updates_per_step).limit_denominator(100_000)
     if not ratio:
         raise UserError(
             "updates_per_step",
-            expected="at least a learner step in 100,000 env steps",
+            expected="at least one learner step per 100,000 env steps",
             got=updates_per_step,
-            remedy="1.0 for a learner step per env step, 0.25 for one in four.",
+            remedy="Use 1.0 for one learner step per env step, 0.25 for one per four.",
         )
     return ratio
 
@@ -108,9 +108,9 @@ def check_room(replay: Any, batch_size: int) -> None:
     if items.capacity < needed:
         raise UserError(
             "replay.capacity",
-            expected=f"at least {needed}, for {why}, or nothing might ever be learnt",
+            expected=f"at least {needed} items, for {why}",
             got=items.capacity,
-            remedy="Raise the capacity; a million is usual, 100,000 for small tasks.",
+            remedy="Raise the capacity; typical values are 1,000,000, or 100,000 for small tasks.",
         )
 
 
@@ -125,9 +125,9 @@ def make_replay(name: str, replay: Any, **specs: Any) -> Any:
     except TypeError as error:
         raise UserError(
             name,
-            expected=f"a function that takes {', '.join(specs)}, and needs nothing else",
+            expected=f"a function of {', '.join(specs)}, without other required arguments",
             got=f"{replay!r}: {error}",
-            remedy="Give functools.partial(InGraphReplay, capacity=100_000), or in gin "
+            remedy="Pass functools.partial(InGraphReplay, capacity=100_000), or set in gin "
             f"OffPolicyWorkflow.{name} = @InGraphReplay and InGraphReplay.capacity = 100_000.",
         ) from error
 
@@ -136,8 +136,8 @@ def warn_of_no_updates(total_env_steps: int | None, learning_start: int, done: i
     """Warns of a run, now at `done` env steps, that ends before its first learner step."""
     if total_env_steps is not None and done < total_env_steps <= learning_start:
         warnings.warn(
-            f"This run learns nothing: it ends at total_env_steps={total_env_steps}, and its "
-            f"learner steps begin after {learning_start}. Raise the one, or lower "
+            f"This run never trains: it ends at total_env_steps={total_env_steps}, but its "
+            f"learner steps begin after {learning_start}. Raise total_env_steps, or lower "
             "OffPolicyWorkflow.random_steps or learning_starts.",
             stacklevel=3,
         )
@@ -165,10 +165,9 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
     if wanted and got and wanted != got:
         raise UserError(
             f"the experience of the checkpoint {checkpoint}",
-            expected=f"one that was {wanted}, as this run's is to be",
-            got=f"one that was {got}",
-            remedy="Give --replay_server (or leave it out) and --strategy as the run had them, or "
-            "fill the buffer anew with "
+            expected=f"experience stored {wanted}, as configured for this run",
+            got=f"experience stored {got}",
+            remedy="Use the original --replay_server and --strategy, or refill the buffer with "
             "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
         )
 
@@ -186,25 +185,24 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
         if getattr(replay, name) != value:
             raise UserError(
                 f"replay.{name}",
-                expected=f"{value}, as of the {'environments' if name == 'num_envs' else 'agent'}",
+                expected=f"{value}, as in the {'environments' if name == 'num_envs' else 'agent'}",
                 got=getattr(replay, name),
-                remedy="Give the class, or a functools.partial of it: the workflow fills it in.",
+                remedy="Leave it out of the functools.partial; the workflow sets it.",
             )
     items = sampled(replay)
     own = isinstance(replay, ReverbReplay) and not items.is_sequence
     if own and items.n_step != agent.n_step:
         raise UserError(
             f"replay, n_step of table {items.name!r}",
-            expected=f"{agent.n_step}, as of the agent, which learns from this table, the first",
+            expected=f"{agent.n_step}, as in the agent, which learns from the first table",
             got=items.n_step,
-            remedy="Leave it out, or give the table that the agent learns from first.",
+            remedy="Leave it out, or list the agent's table first.",
         )
     if items.kind == "prioritized" and not getattr(agent, "tells_td_errors", True):
         name = getattr(agent, "algorithm", type(agent).__name__)
         raise UserError(
             "replay.kind",
-            expected=f"'uniform': {name} tells no TD errors that could be priorities, or ignores "
-            "importance weights",
+            expected=f"'uniform', since {name} reports no TD errors or ignores importance weights",
             got="'prioritized'",
             remedy="Leave it out.",
         )
@@ -213,15 +211,15 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
     if wanted_sequences and "sequence_length" not in lengths:
         raise UserError(
             "replay.sequence_length",
-            expected="a number of steps: the agent has a memory and learns from sequences",
+            expected="a number of steps, since the agent is recurrent and learns from sequences",
             got="None",
-            remedy="Give functools.partial(InGraphReplay, sequence_length=20), "
+            remedy="Pass functools.partial(InGraphReplay, sequence_length=20), "
             "or InGraphReplay.sequence_length = 20 in gin.",
         )
     if lengths and not wanted_sequences:
         raise UserError(
             f"replay.{lengths[0]}",
-            expected="None: the agent learns from single items",
+            expected="None, since the agent learns from single items",
             got="sequences",
             remedy="Leave it out.",
         )
@@ -233,7 +231,7 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
                 f"replay.{name}",
                 expected=repr(getattr(agent, name)),
                 got=repr(getattr(replay, name)),
-                remedy="Give the agent's specs.",
+                remedy="Pass the agent's specs.",
             )
 
 
@@ -267,8 +265,8 @@ def on_reverb(replay: Any) -> ReverbReplay:
     raise UserError(
         "The replay buffer",
         expected="ReverbReplay or InGraphReplay, whose items a Reverb server can hold",
-        got="none" if replay is None else type(replay).__name__,
-        remedy="Leave the server out, or write OffPolicyWorkflow.replay = @ReverbReplay in the "
+        got="no replay buffer" if replay is None else type(replay).__name__,
+        remedy="Leave the server out, or set OffPolicyWorkflow.replay = @ReverbReplay in the "
         "gin file.",
     )
 
@@ -316,9 +314,9 @@ def _size(rows: int, words: str, num_minibatches: int, epochs: int, remainder: R
     if num_minibatches > rows:
         raise UserError(
             "num_minibatches",
-            expected=f"between 1 and the {rows} rows of an iteration ({words})",
+            expected=f"a number from 1 to the {rows} rows of an iteration ({words})",
             got=num_minibatches,
-            remedy="4 is usual.",
+            remedy="The usual value is 4.",
         )
     if rows % num_minibatches and remainder == "error":
         fits = [n for n in range(1, rows + 1) if rows % n == 0]
@@ -327,7 +325,7 @@ def _size(rows: int, words: str, num_minibatches: int, epochs: int, remainder: R
             "num_minibatches",
             expected=f"a divisor of the {rows} rows of an iteration ({words})",
             got=num_minibatches,
-            remedy=f"The nearest that divide are {' and '.join(map(str, near))}; or choose "
+            remedy=f"The nearest divisors are {' and '.join(map(str, near))}; or choose "
             "remainder='pad', 'drop' or 'wrap'.",
         )
     size = -(-rows // num_minibatches) if remainder != "drop" else rows // num_minibatches
@@ -350,7 +348,7 @@ def check_divided(
             near = {n for n in (number // parts * parts, -(-number // parts) * parts)}
             raise UserError(
                 name,
-                expected=f"a multiple of the {parts} replicas that divide the environments",
+                expected=f"a multiple of the {parts} replicas, which split the environments",
                 got=number,
                 remedy=f"The nearest are {' and '.join(str(n) for n in sorted(near) if n)}.",
             )
@@ -358,9 +356,9 @@ def check_divided(
     if wrong:
         raise UserError(
             "num_minibatches",
-            expected=f"minibatches whose rows the {parts} replicas can divide",
+            expected=f"minibatches that divide evenly over the {parts} replicas",
             got=f"{wrong[0]} rows",
-            remedy="Choose num_minibatches so that the rows of an iteration, divided by it, "
+            remedy="Choose num_minibatches so that the rows of each minibatch "
             f"are a multiple of {parts}.",
         )
 
@@ -368,7 +366,7 @@ def check_divided(
 def check_whole(**sizes: Any) -> None:
     """Raises a UserError unless every size is an integer of at least 1."""
     for name, value in sizes.items():
-        checks.at_least(name, value, 1, remedy="Give a positive whole number.")
+        checks.at_least(name, value, 1, remedy="Pass a positive integer.")
 
 
 def check_evaluator(evaluator: Any, eval_env: Any) -> None:
@@ -383,9 +381,9 @@ def check_evaluator(evaluator: Any, eval_env: Any) -> None:
     if eval_env is not None:
         raise UserError(
             "eval_env",
-            expected="None beside an evaluator, which has environments of its own",
+            expected="None with an evaluator, which has its own environments",
             got=repr(eval_env),
-            remedy="Give one of the two.",
+            remedy="Pass only one of the two.",
         )
 
 
@@ -409,7 +407,7 @@ def make_agent(agent: Any, env: Env) -> Any:
         inspect.signature(agent).bind(**specs)
     except (TypeError, ValueError) as error:
         name = getattr(agent, "__name__", type(agent).__name__)
-        raise _no_agent(f"{name}, of other arguments ({error})") from error
+        raise _no_agent(f"{name}, which takes other arguments ({error})") from error
     created = agent(**specs)
     if not hasattr(created, "compute_actions"):
         raise _no_agent(f"a function that returned a {type(created).__name__}")
@@ -419,10 +417,10 @@ def make_agent(agent: Any, env: Env) -> Any:
 def _no_agent(got: str) -> UserError:
     return UserError(
         "agent",
-        expected="an agent, or a class or function that makes one of obs_spec and action_spec",
+        expected="an agent, or a class or function that creates one from obs_spec and action_spec",
         got=got,
-        remedy="Give functools.partial(DQN, hidden=(64,)), or an agent made for this environment; "
-        "one of TF-Agents goes through tfrl.compat.tf_agents.from_tf_agent.",
+        remedy="Pass functools.partial(DQN, hidden=(64,)) or an agent for this environment; "
+        "convert a TF-Agents agent with tfrl.compat.tf_agents.from_tf_agent.",
     )
 
 
@@ -431,9 +429,9 @@ def check_config(agent: Any, learner_config: Any) -> None:
     if learner_config is not None and trains_itself(agent):
         raise UserError(
             "learner_config",
-            expected=f"None, since {name_of(agent)} trains by optimizers of its own",
+            expected=f"None, since {name_of(agent)} trains with its own optimizers",
             got=repr(learner_config),
-            remedy="Leave it out, and set the learning rate where that agent is made.",
+            remedy="Leave it out, and set the learning rate in the agent's constructor.",
         )
 
 
@@ -442,9 +440,10 @@ def check_on_policy(agent: Any) -> None:
     if getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
-            expected="one that learns from its own rollouts: " + algorithm_names(from_replay=False),
+            expected="an agent that learns from its own rollouts: "
+            + algorithm_names(from_replay=False),
             got=f"{name_of(agent)}, which learns from replayed transitions",
-            remedy="Train it by OffPolicyWorkflow.",
+            remedy="Train it with OffPolicyWorkflow.",
         )
 
 
@@ -458,16 +457,16 @@ def check_episodes(name: str, env: Any) -> Env:
     if not isinstance(env, Env):
         raise UserError(
             name,
-            expected="environments as tfrl.make_env gives them",
+            expected="environments from tfrl.make_env",
             got=type(env).__name__,
-            remedy="Give its id: tfrl.make_env('gymnasium:CartPole-v1') for one of Gymnasium's.",
+            remedy="Create it from its id, for example tfrl.make_env('gymnasium:CartPole-v1').",
         )
     if env.autoreset is None:
         raise UserError(
             name,
-            expected="environments with time limit and autoreset",
+            expected="environments with a time limit and autoreset",
             got=f"the bare {type(env).__name__}",
-            remedy="Register it with tfrl.envs.register and make it with tfrl.make_env.",
+            remedy="Register it with tfrl.envs.register and create it with tfrl.make_env.",
         )
     return env
 
@@ -478,8 +477,8 @@ def check_resets(env: Env) -> None:
         raise UserError(
             "autoreset of the training environments",
             expected="NEXT_STEP, SAME_STEP or SAME_STEP_CACHED",
-            got="DISABLED, under which there are no steps after the first episodes",
-            remedy="Keep DISABLED for evaluation.",
+            got="DISABLED, which ends after the first episodes",
+            remedy="Use DISABLED for evaluation only.",
         )
 
 
@@ -489,9 +488,9 @@ def check_ends(env: Env) -> None:
         name = getattr(getattr(env, "backend", None), "name", type(env.unwrapped).__name__)
         raise UserError(
             "max_episode_steps of the evaluation's environments",
-            expected="a number of steps, so that an evaluation ends",
+            expected="a number of steps, so that evaluations end",
             got=f"None: {name} has no time limit of its own",
-            remedy="Give make_env max_episode_steps (in gin: make_env.max_episode_steps and "
+            remedy="Pass max_episode_steps to make_env (in gin: make_env.max_episode_steps and "
             "eval/make_env.max_episode_steps).",
         )
 
@@ -506,7 +505,7 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
     if isinstance(envs["env"].unwrapped, MultiAgentEnv) and not hasattr(agent, "modules"):
         raise UserError(
             "agent",
-            expected="one that acts for several agents, as the environment asks for",
+            expected="a multi-agent policy, as the environment has several agents",
             got=type(agent).__name__,
             remedy="Wrap it: agent=functools.partial(MultiAgent, policies={'shared': PPO}).",
         )
@@ -519,9 +518,9 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
             if want != have:
                 raise UserError(
                     f"{kind} of {name}",
-                    expected=f"that of the agent, {want}",
+                    expected=f"the agent's, {want}",
                     got=str(have),
-                    remedy="Train and evaluate on the same task, with an agent made for it.",
+                    remedy="Train and evaluate on the same task, with an agent created for it.",
                 )
 
 

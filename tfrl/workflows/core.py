@@ -90,7 +90,7 @@ class Workflow(abc.ABC):
                 "iterations_per_call",
                 expected="a whole number of at least 1, or None",
                 got=repr(iterations_per_call),
-                remedy="None chooses it by time.",
+                remedy="Pass None to choose it by timing.",
             )
         self.iterations_per_call = iterations_per_call
         self.compile: Any = "graph"
@@ -133,7 +133,7 @@ class Workflow(abc.ABC):
           key: int32 [2].
         """
         raise NotImplementedError(
-            f"{type(self).__name__} needs setup_agent_and_optimizer, or a setup of its own"
+            f"{type(self).__name__} must define setup_agent_and_optimizer or override setup"
         )
 
     def setup_workflow_metrics(self) -> RunMetrics:
@@ -385,7 +385,10 @@ class Workflow(abc.ABC):
         mode = choices if isinstance(choices, str) else choices.get("iterations", self.compile)
         if mode not in MODES:
             raise UserError(
-                "compile", expected=", ".join(MODES), got=repr(mode), remedy="Choose one of them."
+                "compile",
+                expected=", ".join(MODES),
+                got=repr(mode),
+                remedy="Choose one of these modes.",
             )
         self.compile = mode
         self._runners.clear()
@@ -448,7 +451,7 @@ class Workflow(abc.ABC):
                 f"the checkpoint {checkpoint}",
                 expected="the values of this workflow",
                 got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
-                remedy="Restore with the configuration that it was saved with.",
+                remedy="Restore with the configuration that saved it.",
             )
 
     def load_values(
@@ -477,7 +480,7 @@ class Workflow(abc.ABC):
                 "the checkpoint",
                 expected="the shapes of this workflow's state",
                 got="; ".join(wrong[:3]),
-                remedy="Restore with the configuration that it was saved with.",
+                remedy="Restore with the configuration that saved it.",
             )
         leaves = [
             put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
@@ -615,8 +618,8 @@ class Workflow(abc.ABC):
             raise UserError(
                 f"the folder {directory}",
                 expected="a checkpoint",
-                got="none",
-                remedy="Give the checkpoints folder of a run.",
+                got="no checkpoint",
+                remedy="Pass the checkpoints folder of a run.",
             )
         choices = restored.manifest.get("compile_choices")
         if choices:

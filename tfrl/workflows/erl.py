@@ -209,10 +209,10 @@ class ERLWorkflow(Workflow):
                 if getattr(agent, name) != getattr(first, name):
                     raise UserError(
                         f"{name} of agent {module_id!r}",
-                        expected=f"{getattr(first, name)}, as of the first agent: they learn from "
-                        "the same items of one replay buffer",
+                        expected=f"{getattr(first, name)}, as in the first agent, since all learn "
+                        "from the same replay items",
                         got=getattr(agent, name),
-                        remedy="Give all agents the same.",
+                        remedy="Use the same value for all agents.",
                     )
 
     def _check_halves(self) -> None:
@@ -221,22 +221,22 @@ class ERLWorkflow(Workflow):
         if self.injection.kind != "none":
             raise UserError(
                 "inject",
-                expected="'none' with train_half: the actor that is trained is a member's",
+                expected="'none' with train_half, which trains the members' actors",
                 got=repr(self.injection.kind),
                 remedy="Set inject='none', or train_half=False for ERL.",
             )
         if len(self.modules) > 1:
             raise UserError(
                 "agent",
-                expected="one with train_half, whose critics the members share",
+                expected="one agent with train_half, whose critics the members share",
                 got=f"{len(self.modules)}: {', '.join(self.modules)}",
-                remedy="Give one agent, or train_half=False for ERL.",
+                remedy="Pass one agent, or train_half=False for ERL.",
             )
         trains = [self.group in update.groups for update in self.agent.updates]
         if trains != [False, True]:
             raise UserError(
                 "agent",
-                expected=f"one with train_half that updates critics, then {self.group!r}",
+                expected=f"an agent that updates critics, then {self.group!r}, with train_half",
                 got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
                 remedy="Use TD3, DDPG or SAC.",
             )
@@ -258,9 +258,9 @@ class ERLWorkflow(Workflow):
         if not isinstance(replay, InGraphReplay) or replay.kind != "uniform":
             raise UserError(
                 "replay",
-                expected="an InGraphReplay that is sampled uniformly",
+                expected="an InGraphReplay with uniform sampling",
                 got=f"{type(replay).__name__} of kind {getattr(replay, 'kind', None)!r}",
-                remedy="Give functools.partial(InGraphReplay, capacity=100_000).",
+                remedy="Pass functools.partial(InGraphReplay, capacity=100_000).",
             )
         return replay
 
@@ -313,10 +313,10 @@ class ERLWorkflow(Workflow):
             if form != forms[first]:
                 raise UserError(
                     f"group {self.group!r} of agent {module_id!r}",
-                    expected=f"parameters of the form that agent {first!r} has: {forms[first]}",
+                    expected=f"the parameter structure of agent {first!r}: {forms[first]}",
                     got=str(form),
-                    remedy="Give agents of one algorithm and the same actor network, or inject "
-                    "only the first agent, or none: inject='mean' or 'none'.",
+                    remedy="Use one algorithm and one actor network for all agents, or inject only "
+                    "the first agent, or none: inject='mean' or 'none'.",
                 )
 
     # A generation.
@@ -631,9 +631,9 @@ class ERLWorkflow(Workflow):
         if not leaves.in_place(state.replay_buffer_state):
             raise UserError(
                 "the state given to ERLWorkflow",
-                expected="one of variables, whose agents and replay buffer change in place",
-                got="one of tensors",
-                remedy="Use what setup, restore or snapshot returned.",
+                expected="a state of variables, whose agents and replay buffer change in place",
+                got="a state of tensors",
+                remedy="Pass a state from setup, restore or snapshot.",
             )
         runner = self._runner_of(state)
         if runner is not None:

@@ -164,8 +164,8 @@ class EvolutionWorkflow(Workflow):
                 "objectives",
                 expected=f"{num_taken} for {type(self.optimizer).__name__}",
                 got=f"{num_given}: {', '.join(self.objectives) or 'the return'}",
-                remedy="Choose NSGA2(num_objectives=2) or RVEA for two, or an environment that "
-                "pays one reward.",
+                remedy="Choose NSGA2(num_objectives=2) or RVEA for two, or an environment with "
+                "one reward.",
             )
 
     def _check_statistics(self) -> None:
@@ -173,7 +173,7 @@ class EvolutionWorkflow(Workflow):
         if normalizes != (self.obs_statistics != "none"):
             raise UserError(
                 "obs_statistics",
-                expected="running or fixed where the agent normalises observations, else none",
+                expected="running or fixed if the agent normalizes observations, otherwise none",
                 got=f"{self.obs_statistics!r} with normalize_obs={normalizes}",
                 remedy="Set both: PolicyAgent.normalize_obs=True and obs_statistics='running'.",
             )
@@ -187,7 +187,7 @@ class EvolutionWorkflow(Workflow):
         if members % parts:
             raise UserError(
                 f"{type(self.optimizer).__name__}.pop_size",
-                expected=f"a population that {parts} replicas divide",
+                expected=f"a population that divides evenly over {parts} replicas",
                 got=str(members),
                 remedy=f"Use {members + -members % math.lcm(parts, 2)}, or another number of "
                 "replicas.",
@@ -371,10 +371,10 @@ class EvolutionWorkflow(Workflow):
         """Returns the members' behaviour descriptors for MAPElites, float32 `[P, K]`; a hook."""
         raise UserError(
             f"{type(self).__name__}.descriptors",
-            expected="a method that describes what members played, for MAPElites",
-            got="none",
-            remedy="Define descriptors(self, played) in a subclass: float32 [P, K] of "
-            "played.totals, or of played.obs.",
+            expected="a method that computes the descriptors for MAPElites",
+            got="no such method",
+            remedy="Define descriptors(self, played) in a subclass to return float32 [P, K] from "
+            "played.totals or played.obs.",
         )
 
     def _with_params(self, agent_state: Any, params: Nest) -> Any:

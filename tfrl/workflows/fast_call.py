@@ -54,7 +54,7 @@ class FastCall:
 
 
 def _forgotten(*args: Any) -> Any:
-    raise RuntimeError("a FastCall is traced once")
+    raise RuntimeError("a FastCall can be traced only once")
 
 
 def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:

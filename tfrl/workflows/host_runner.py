@@ -372,7 +372,7 @@ class CompiledLearnerCall:
                 "the metrics of an iteration",
                 expected=f"fewer than {_SLOTS}",
                 got=len(names),
-                remedy="Report fewer, or combine some.",
+                remedy="Report fewer metrics, or combine some.",
             )
         if lag:
             names = [*names, "policy_lag"]

@@ -306,9 +306,9 @@ class LearnerWorkflow(Workflow):
         if type(self).update is not LearnerWorkflow.update:
             raise UserError(
                 f"{type(self).__name__}.iterate of a state of tensors",
-                expected="the `update` of the library, a function of the state",
-                got="one of its own, which changes variables",
-                remedy="Give a state of variables, as `setup` does.",
+                expected="the library's `update`, which is functional",
+                got="an override, which changes variables",
+                remedy="Pass a state of variables, as `setup` returns.",
             )
         if not self.learns:
             return {}, state
@@ -659,7 +659,7 @@ class LearnerWorkflow(Workflow):
         Raises:
           UserError: For a state that a later step has consumed.
         """
-        checks.instance("the state given to the workflow", state, State, "what `setup` returned")
+        checks.instance("the state given to the workflow", state, State, "a state from `setup`")
         runner = self._runner_of(state)
         if runner is None:
             return self.copied(state, None)
@@ -709,9 +709,9 @@ class LearnerWorkflow(Workflow):
                     raise UserError(
                         f"the statistics of observations{where}",
                         expected="finite moments",
-                        got="others, which were left out",
-                        remedy="Check the agent's `update_normalizer` and the checkpoint that was "
-                        "gone on from, or choose check_numerics='skip'.",
+                        got="non-finite moments, which were skipped",
+                        remedy="Check the agent's `update_normalizer` and the restored checkpoint, "
+                        "or choose check_numerics='skip'.",
                     )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
         return done.replace(rows=rows)  # type: ignore[no-any-return]
@@ -950,9 +950,10 @@ def _assign(what: str, variables: Nest, values: Nest) -> None:
     if wrong:
         raise UserError(
             what,
-            expected="the form that this workflow's have",
-            got=f"another one at {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
-            remedy="Begin with what `setup` of this workflow, or its hook, returns.",
+            expected="the structure and shapes of this workflow's state",
+            got="a different structure at "
+            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
+            remedy="Start from the state that this workflow's `setup` returns.",
         )
     for path, variable in own.items():
         variable.assign(new[path])

@@ -156,11 +156,11 @@ class TrainingLoop:
         rows = [file.name for file in files if file.is_file() and file.stat().st_size]
         if (steps or rows) and not self.workflow.is_of(state, folder.checkpoints):
             kept_files = [f"checkpoints of the steps {', '.join(map(str, steps))}"] if steps else []
-            restore = f"Restore from {folder.checkpoints} to go on with that run, or choose"
+            restore = f"Restore from {folder.checkpoints} to resume that run, or choose"
             raise UserError(
                 f"root_dir {folder.root}",
-                expected=f"a folder without a run, or the one that this state of {env_steps} env "
-                "steps was restored from or trained in",
+                expected=f"a folder without a run, or the run folder of this state of {env_steps} "
+                "env steps",
                 got=" and ".join([*kept_files, *rows]) + " of another run",
                 remedy=f"{restore if steps else 'Choose'} another root_dir.",
             )

@@ -184,15 +184,15 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self.updates_per_step = updates_ratio(updates_per_step)  # a fraction
         check_schedule("OffPolicyWorkflow.priority_beta", priority_beta, 0.0, 1.0, _BETA)
         name = "OffPolicyWorkflow.priority_epsilon"
-        number(name, priority_epsilon, 0, remedy="1e-6 is usual.")
+        number(name, priority_epsilon, 0, remedy="The usual value is 1e-6.")
         self.priority_beta, self.priority_epsilon = priority_beta, priority_epsilon
         self.checkpoint_replay = checkpoint_replay
         if replay is not None and replay_buffer is not None:
             raise UserError(
                 "replay_buffer",
-                expected="None beside replay, which is the same",
+                expected="None with replay, which is the same argument",
                 got=repr(replay_buffer),
-                remedy="Give one of the two.",
+                remedy="Pass only one of the two.",
             )
         name = "replay" if replay_buffer is None else "replay_buffer"
         self.replay = self._make_replay(replay_buffer if replay is None else replay, name)
@@ -369,8 +369,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if changed := self.changed_hooks:
             raise UserError(
                 f"{type(self).__name__}.{changed[0]}",
-                expected="that of the library, with a replay buffer on Reverb",
-                got="one of its own",
+                expected="the library's method, with a replay buffer on Reverb",
+                got="an override",
                 remedy="Use replay_buffer=InGraphReplay.",
             )
         with self.replicas.scope():
@@ -388,8 +388,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
             raise UserError(
                 "a state of tensors",
                 expected="a replay buffer in the graph, whose experience is part of the state",
-                got="one on a Reverb server",
-                remedy="Use workflow.snapshot, or a checkpoint, or InGraphReplay.",
+                got="a replay buffer on a Reverb server",
+                remedy="Use workflow.snapshot, a checkpoint, or InGraphReplay.",
             )
         values = self._reverb(state).copy_values()
         copy = super().copied(state, runner)
@@ -498,15 +498,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if run_stages is None and not leaves.in_place(state.agent_state):
             raise UserError(
                 "OffPolicyWorkflow.iterate",
-                expected="a state of variables, in whose replay buffer it writes",
-                got="one of tensors",
+                expected="a state of variables, whose replay buffer it writes to",
+                got="a state of tensors",
                 remedy="Use workflow.step, which copies it into variables.",
             )
         if run_stages is None and not tf.executing_eagerly():
             raise UserError(
                 "OffPolicyWorkflow.iterate",
-                expected="a call from Python: the buffer says whether it learns",
-                got="one inside of a tf.function",
+                expected="a call from Python, which reads the buffer's size to decide whether to "
+                "train",
+                got="a call inside a tf.function",
                 remedy="Use workflow.advance, which compiles it.",
             )
         phase = self.phase_of(state) if run_stages is None else run_stages.phase

@@ -55,7 +55,7 @@ class RunOptions(struct.Struct):
                     name,
                     expected="a positive whole number",
                     got=repr(value),
-                    remedy="Counts are in env steps."
+                    remedy="Count in env steps."
                     if name != "max_to_keep"
                     else "Keep at least one checkpoint.",
                 )
@@ -67,29 +67,29 @@ class RunOptions(struct.Struct):
                 "video_interval",
                 expected="a whole number of at least 0, or None",
                 got=repr(interval),
-                remedy="Give env steps between videos; 0 records none in training.",
+                remedy="Pass the env steps between videos, or 0 to record none in training.",
             )
         if self.checkpoint_seconds is not None and not self.checkpoint_seconds > 0:
             raise UserError(
                 "checkpoint_seconds",
                 expected="a positive number, or None",
                 got=repr(self.checkpoint_seconds),
-                remedy="Give seconds between checkpoints.",
+                remedy="Pass the seconds between checkpoints.",
             )
         unknown = [r for r in self.recorders if r not in RECORDERS]
         if unknown:
             raise UserError(
                 "recorders",
-                expected=f"of {', '.join(RECORDERS)}",
+                expected=f"recorders among {', '.join(RECORDERS)}",
                 got=", ".join(map(str, unknown)),
                 remedy="Name each recorder once.",
             )
         if self.target_return is not None and self.eval_interval is None:
             raise UserError(
                 "target_return",
-                expected="an eval_interval beside it",
+                expected="an eval_interval as well",
                 got="none",
-                remedy="Set eval_interval: the target is compared with evaluations.",
+                remedy="Set eval_interval; the target applies to evaluations.",
             )
 
 

@@ -168,12 +168,12 @@ class PBTWorkflow(Workflow):
                 ]
                 raise UserError(
                     f"Hyperparameter {h.path!r}",
-                    expected="the end of a path of numbers in the state: "
+                    expected="the end of the path of a numeric leaf in the state:  "
                     + ", ".join(dict.fromkeys(scalars)),
-                    got=", ".join(wrong) + ", which are no numbers" if wrong else "no such leaf",
-                    remedy="A setting of the agent is a leaf where it says so: "
-                    "PPO(hyperparameters=('clip', 'discount')). What changes shapes, layers or "
-                    "batch sizes say, cannot be one: train a population for each of its values.",
+                    got=", ".join(wrong) + ", which are not numeric" if wrong else "no such leaf",
+                    remedy="Make an agent's setting a leaf with "
+                    "PPO(hyperparameters=('clip', 'discount')); for a setting that changes shapes, "
+                    "such as layers or batch sizes, train one population per value.",
                 )
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
@@ -365,8 +365,8 @@ def _check_stacks(workflow: Workflow) -> None:
         raise UserError(
             "PBTWorkflow.workflow",
             expected="a workflow whose state stacks: OnPolicyWorkflow, EvolutionWorkflow, or "
-            "OffPolicyWorkflow with an InGraphReplay of uniform single items; in environments of "
-            "the device, on one replica",
+            "OffPolicyWorkflow with an InGraphReplay of uniform single items; with environments "
+            "on the device, on one replica",
             got=workflow.describe(),
             remedy="Environments on the host and experience on a server are not in the state; "
             "ERL and priorities write in place.",

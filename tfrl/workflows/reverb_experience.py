@@ -115,8 +115,9 @@ class ReverbExperience:
                 "The replay buffer",
                 expected=f"items to sample within {self._workflow.replay.timeout:g} s",
                 got="none",
-                remedy="A limit of samples per insert must allow batch_size * updates_per_step "
-                "samples for each env step: raise it, its tolerance or the timeout.",
+                remedy="Raise samples_per_insert to allow batch_size * updates_per_step samples "
+                "per "
+                "env step, or raise its tolerance or the timeout.",
             ) from error
 
     # Traced.
@@ -285,7 +286,7 @@ class ReverbExperience:
             raise UserError(
                 "snapshot",
                 expected="a replay buffer in this process",
-                got=f"the Reverb server at {self._workflow.replay.address}, which is not copied",
+                got=f"the Reverb server at {self._workflow.replay.address}, which cannot be copied",
                 remedy="Save a checkpoint instead.",
             )
         return self._own_values()
@@ -306,10 +307,10 @@ class ReverbExperience:
             of_blocks = f" blocks of {block} transitions" if block > 1 else ""
             raise UserError(
                 f"the Reverb server at {self._workflow.replay.address}",
-                expected="items of this run, which has made "
+                expected="items of this run, which has created "
                 f"{self.buffer.items_created:,}{of_blocks}",
                 got="none",
-                remedy="Start the server with the --root_dir that it had, or fill it anew with "
+                remedy="Start the server with its original --root_dir, or refill it with "
                 "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
             )
 
@@ -342,10 +343,10 @@ class ReverbExperience:
                         archive.write(file, file.relative_to(path))
         except OSError as error:
             raise UserError(
-                f"the replay checkpoint, which is made in {tempfile.gettempdir()}",
-                expected="a folder that can be written",
+                f"the replay checkpoint, which is written in {tempfile.gettempdir()}",
+                expected="a writable folder",
                 got=files.reason(error),
-                remedy="Make room there. The checkpoint before it is whole.",
+                remedy="Free disk space there; the previous checkpoint is intact.",
             ) from error
         name = _SERVER if self._elsewhere else _TABLES
         return {name: np.frombuffer(packed.getbuffer(), np.uint8)}

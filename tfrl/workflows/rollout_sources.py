@@ -185,7 +185,7 @@ class DeviceSource(RolloutSource):
 
     def blank(self, state: State) -> Trajectory:
         """Raises NotImplementedError: the update is timed on a real rollout."""
-        raise NotImplementedError("rollouts on the device are played on trial")
+        raise NotImplementedError("device rollouts are timed on a real rollout")
 
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
         """Returns the stage of the run: the first function of a name is the run's, too."""

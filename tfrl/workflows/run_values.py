@@ -140,10 +140,10 @@ def _check_replicas(
         replicas = workflow.replicas
         raise UserError(
             "the environments of the checkpoint",
-            expected=f"those of {workflow.env.num_envs} environments on "
+            expected=f"the values of {workflow.env.num_envs} environments on "
             f"{replicas.num_replicas} replica{'s' * replicas.several}",
             got="; ".join(wrong[:3]),
-            remedy="Go on with the num_envs and the strategy that the run was started with.",
+            remedy="Resume with the num_envs and the strategy of the original run.",
         )
 
 

@@ -307,7 +307,7 @@ def check_compile(
             special = "".join(f"; for {s} also {', '.join(m)}" for s, m in more.items())
             raise UserError(
                 "compile",
-                expected=f"one of {', '.join(MODES)}, auto, or a dict of them by "
+                expected=f"one of {', '.join(MODES)}, auto, or a dict of modes keyed by "
                 f"{', '.join(stages)}{special}",
                 got=repr(compile),
                 remedy="'auto' times graph against XLA and keeps the faster.",

@@ -87,8 +87,8 @@ def check_filming(workflow: Workflow, root_dir: str | None) -> None:
     if root_dir is None:
         raise UserError(
             "video_interval",
-            expected="a root_dir beside it",
+            expected="a root_dir as well",
             got="none",
-            remedy="Give root_dir: the videos are files in its folder videos/.",
+            remedy="Pass root_dir; the videos are written to its folder videos/.",
         )
     workflow.check_video()

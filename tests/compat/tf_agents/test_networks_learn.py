@@ -150,7 +150,9 @@ class TestWholeNetworks:
 
     def test_mistakes(self):
         given = {"obs_spec": OBS, "action_spec": BOX}
-        with pytest.raises(UserError, match="TD3.actor_network: expected a network that gives an "):
+        with pytest.raises(
+            UserError, match="TD3.actor_network: expected a network that returns an "
+        ):
             TD3(**given, actor_network=from_tf_agents_network(value_network.ValueNetwork, OBS))
         normal = from_tf_agents_network(
             actor_distribution_network.ActorDistributionNetwork, OBS, BOX
@@ -162,7 +164,7 @@ class TestWholeNetworks:
             preprocessing_combiner=keras.layers.Concatenate(),
             fc_layer_params=(4,),
         )
-        with pytest.raises(UserError, match="TD3.critic_network: expected a network that gives "):
+        with pytest.raises(UserError, match="TD3.critic_network: expected a network that returns "):
             TD3(**given, critic_network=from_tf_agents_network(joined, (OBS, BOX)))
         theirs = actor_network.ActorNetwork(tensor_spec(OBS), tensor_spec(BOX))
         with pytest.raises(UserError, match="SAC.actor_network.*from_tf_agents_network.make"):

@@ -140,7 +140,7 @@ class ReadByTFAgentsTest(Served):
         server.stop()
         writer.add(oracle.trajectory([stream()], 0, 20))
         with pytest.raises(
-            UserError, match="'windows', writing: expected items to be taken within"
+            UserError, match="'windows', writing: expected the server to accept items within"
         ):
             writer.close()
 

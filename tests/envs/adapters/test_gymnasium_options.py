@@ -102,7 +102,7 @@ class ArgumentsTest(parameterized.TestCase):
         (
             dict(info_fields="age"),
             "info_fields of gymnasium:tfrl_fakes/Scripted-v0: expected a sequence of names, got "
-            "'age'. Give a tuple, also for one name: ('lives',).",
+            "'age'. Pass a tuple, even for a single name: ('lives',).",
         ),
         (
             dict(timeout=0),

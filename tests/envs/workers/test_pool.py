@@ -358,13 +358,13 @@ WRONG = [
     ),
     (
         {"step_timeout": 0},
-        "step_timeout of the environment workers: expected a number above 0, got 0. Give one "
-        "finite number.",
+        "step_timeout of the environment workers: expected a number above 0, got 0. Pass a finite "
+        "number.",
     ),
     (
         {"cleanup_time": float("inf")},
-        "cleanup_time of the environment workers: expected a number of at least 0, got inf. Give "
-        "one finite number.",
+        "cleanup_time of the environment workers: expected a number of at least 0, got inf. Pass "
+        "a finite number.",
     ),
     (
         {"max_restarts": 1.5},

@@ -188,10 +188,9 @@ def test_what_modules_lack_is_named_all_at_once():
         connectors.default_learner_pipeline(modules, discount=0.9)
     assert str(error.value) == (
         "GeneralAdvantageEstimation: expected modules with a value function compute_values(state, "
-        "obs), and with discount and gae_lambda unless the pipeline is given them, got 'a' has no "
-        "compute_values(state, obs) -> [N]; 'c' has no gae_lambda. Add what is missing (see "
-        "ValueFunctionAPI), leave modules out with module_ids=, or take this piece out of the "
-        "pipeline."
+        "obs), and with discount and gae_lambda unless the pipeline sets them, got 'a' has no "
+        "compute_values(state, obs) -> [N]; 'c' has no gae_lambda. Implement ValueFunctionAPI, "
+        "exclude modules with module_ids=, or remove this piece from the pipeline."
     )
 
 

@@ -79,8 +79,8 @@ def test_an_unknown_name_is_an_error_that_names_the_pieces(edit):
     with pytest.raises(UserError) as error:
         edit(pipeline)
     assert str(error.value) == (
-        "the connector 'Bach': expected one of the pipeline's pieces: Batch, ToTensors, got none "
-        "of that name. Did you mean Batch?"
+        "the connector 'Bach': expected one of the pipeline's pieces: Batch, ToTensors, got no "
+        "such piece. Did you mean Batch?"
     )
 
 
@@ -105,15 +105,16 @@ STAGES = {
             connectors.AddObservationsFromEpisodes(),
             connectors.GeneralAdvantageEstimation(0.9, 0.9),
         ],
-        "GeneralAdvantageEstimation: expected episodes' rows by module.*after AgentToModule",
+        "GeneralAdvantageEstimation: expected rows of episodes grouped by module.*after "
+        "AgentToModule",
     ),
     "columns after the mapping": (
         [connectors.AgentToModule(), connectors.AddColumnsFromEpisodes()],
-        "AddColumnsFromEpisodes: expected rows by episode.*Put it before AgentToModule",
+        "AddColumnsFromEpisodes: expected rows grouped by episode.*Put it before AgentToModule",
     ),
     "tensors before the batch": (
         [connectors.AgentToModule(), connectors.ToTensors()],
-        "ToTensors: expected columns by module.*Put it after Batch",
+        "ToTensors: expected columns grouped by module.*Put it after Batch",
     ),
     "values without observations": (
         [connectors.AgentToModule(), connectors.GeneralAdvantageEstimation(0.9, 0.9)],
@@ -196,10 +197,10 @@ def test_episodes_of_different_kinds_name_the_column():
     pipeline = connectors.ConnectorPipeline(
         [connectors.AddColumnsFromEpisodes(), connectors.AgentToModule(), connectors.Batch()]
     )
-    with pytest.raises(UserError, match="the column 'noise' of module 'm'.*none in episodes"):
+    with pytest.raises(UserError, match="the column 'noise' of module 'm'.*no such column in"):
         run(pipeline, modules, episodes=episodes)
     episodes[0] = fakes.episode(2, extras={"noise": np.zeros([2, 3])})
-    with pytest.raises(UserError, match="the same kind in all 2 episodes"):
+    with pytest.raises(UserError, match="as in the first episode, in all 2 episodes"):
         run(pipeline, modules, episodes=episodes)
 
 

@@ -102,7 +102,7 @@ class PrioritiesTest(parameterized.TestCase):
 
     def test_refusals(self):
         buffer = helpers.closed_after(self, kind="prioritized")
-        with pytest.raises(UserError, match="priorities: expected no negative number, got -2"):
+        with pytest.raises(UserError, match="priorities: expected non-negative numbers, got -2"):
             buffer.update_priorities(np.array([1, 2]), np.array([1.0, -2.0]))
         with pytest.raises(UserError, match=r"index: expected int64 \[3\].* got int32 \[2\]"):
             buffer.update_priorities(np.array([1, 2], np.int32), np.ones(3))
@@ -134,7 +134,7 @@ class LimitsTest(parameterized.TestCase):
         buffer.add(helpers.rows(0, 3))
         buffer.flush()
         buffer.add(helpers.rows(3, 8))
-        with pytest.raises(UserError, match="up to 5 that are still waiting. A table that"):
+        with pytest.raises(UserError, match="up to 5 pending items. A table that"):
             buffer.flush()
         assert int(buffer.size()) == 3
         taken = helpers.take(buffer, 8)
@@ -150,7 +150,9 @@ class LimitsTest(parameterized.TestCase):
         # Inserts x 2 - samples is from 0 to 8 (2 x 2 +- 4): 4 inserts, no sample.
         assert buffer.can_sample(4) and not buffer.can_sample(9)
         buffer.add(helpers.rows(4, 6))  # two too many
-        with pytest.raises(UserError, match="expected items to be taken within timeout=1 s"):
+        with pytest.raises(
+            UserError, match="expected the server to accept items within timeout=1 s"
+        ):
             buffer.flush()
         assert int(buffer.size()) == 4
         buffer.sample(None, 4)
@@ -195,9 +197,9 @@ class DeadlinesTest(parameterized.TestCase):
         left_behind.assert_called_once()
         assert 0.6 < time.monotonic() - began < 5.0
         assert str(error.value) == (
-            f"Reverb server of this process at {buffer.address}: expected an answer within 0.7 s; "
-            "it was needed for sampling, got silence, though the server is there. It may be "
-            "writing a large checkpoint, or be overloaded: see to it, or raise the timeout."
+            f"Reverb server of this process at {buffer.address}: expected an answer within 0.7 s, "
+            "needed for sampling, got no answer from a running server. Check whether it writes a "
+            "large checkpoint or is overloaded, or raise the timeout."
         )
         buffer.add(helpers.rows(0, 9))
         buffer.flush()  # which lets the call that was left behind come back
@@ -226,7 +228,7 @@ class DeadlinesTest(parameterized.TestCase):
         error = reverb.errors.DeadlineExceededError
         with (
             mock.patch.object(connection.client, "server_info", side_effect=error) as asked,
-            pytest.raises(UserError, match="an answer within 7 s; it was needed for asking for"),
+            pytest.raises(UserError, match="an answer within 7 s, needed for asking for"),
         ):
             buffer.size()
         asked.assert_called_once_with(timeout=7)

@@ -117,7 +117,7 @@ def test_a_call_that_takes_too_long(server, connect, _left_behind):
     """The server is there, and the limiter of an empty table blocks."""
     connection = connect(server.address)
     blocking = blocking_calls(connection.client, server.address)["sample"]
-    with pytest.raises(UserError, match="an answer within 0.6 s; it was needed for sampling, got"):
+    with pytest.raises(UserError, match="an answer within 0.6 s, needed for sampling, got"):
         connection.guard(blocking, "sampling", 0.6)
     assert [call.fn for call in _left_behind] == [blocking]
     assert not connection.lost
@@ -131,7 +131,7 @@ def test_nobody_listens(connect):
     assert 1.2 < time.monotonic() - began < NOTICED
     assert str(error.value) == (
         f"Reverb server at localhost:{port}: expected a server that answers within 1.5 s, got "
-        "connection refused. Start bin/reverb_server.py with the same gin file, and give the "
+        "connection refused. Start bin/reverb_server.py with the same gin file, and pass the "
         "address that it prints."
     )
 
@@ -140,7 +140,7 @@ def test_somebody_else_listens(connect):
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()
-        with pytest.raises(UserError, match="got somebody who listens there but does not answer"):
+        with pytest.raises(UserError, match="got a process at this address that does not answer"):
             connect(f"localhost:{other.getsockname()[1]}", timeout=1.0)
 
 
@@ -195,9 +195,9 @@ def test_a_server_that_stops(server, connect, _left_behind):
         connection.guard(never.wait, "waiting for nothing")
     assert time.monotonic() - began < NOTICED
     assert str(error.value) == (
-        f"Reverb server at {server.address}: expected a server that is there until the end; it was "
-        "needed for waiting for nothing, got connection refused. Start the server again with its "
-        "own command (it restores its last checkpoint), then this program with the same command."
+        f"Reverb server at {server.address}: expected a running server, needed for waiting for "
+        "nothing, got connection refused. Restart the server with its own command (it restores "
+        "its last checkpoint), then this program with the same command."
     )
     assert any(kept in thing for thing in _left_behind if isinstance(thing, list))
     assert not any(dropped in thing for thing in _left_behind if isinstance(thing, list))
@@ -218,7 +218,7 @@ def test_a_call_that_fails_because_the_server_has_gone(server, connect):
     connection.server_info()
     server.stop()
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match="it was needed for setting priorities, got "):
+    with pytest.raises(ServerLostError, match="needed for setting priorities, got "):
         connection.guard(
             lambda: connection.client.mutate_priorities("data", {1: 2.0}), "setting priorities"
         )
@@ -296,7 +296,7 @@ def test_a_server_that_does_not_come_back_in_time(server, connect):
     connection = connect(server.address, reconnect_seconds=1.0)
     server.stop()
     began = time.monotonic()
-    with pytest.raises(ServerLostError, match="got connection refused for 1 s. Start the server"):
+    with pytest.raises(ServerLostError, match="got connection refused for 1 s. Restart the server"):
         connection.guard(threading.Event().wait, "waiting")
     assert 0.8 < time.monotonic() - began < NOTICED
 
@@ -309,7 +309,7 @@ def test_a_busy_server_is_not_lost(connect):
         connection = connect(f"localhost:{port}", timeout=1.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # Until its last thread has stopped.
-        with pytest.raises(UserError, match="got silence, though the server is there"):
+        with pytest.raises(UserError, match="got no answer from a running server"):
             connection.server_info()
         assert not connection.lost
         process.send_signal(signal.SIGCONT)
@@ -338,9 +338,9 @@ def test_a_process_that_is_blocked_when_the_server_is_killed(first, record_prope
     assert all(0 < seconds < NOTICED for seconds in noticed.values()), noticed
     assert gone - killed < noticed[first] + GONE
     assert client.returncode == 2, err
-    assert err.startswith(f"Error: Reverb server at localhost:{port}: expected a server that is ")
+    assert err.startswith(f"Error: Reverb server at localhost:{port}: expected a running server")
     assert err.count("\n") == 1
-    assert f"it was needed for {first}, got connection refused." in err
+    assert f"needed for {first}, got connection refused." in err
     print({**noticed, "gone": gone - killed})
 
 

@@ -63,7 +63,7 @@ class FilesTest(parameterized.TestCase):
         old = buffer.batches(buffer.dataset(2))
         next(old)
         buffer.restore(folder)
-        with pytest.raises(UserError, match="expected a dataset that was made after restore"):
+        with pytest.raises(UserError, match="expected a dataset created after restore"):
             next(old)
         assert next(buffer.batches(buffer.dataset(2))).obs.shape == (2, 1)
 
@@ -83,7 +83,7 @@ class FilesTest(parameterized.TestCase):
         other = helpers.closed_after(self, n_step=3)
         other.add(helpers.rows(0, 5))
         size = int(other.size())
-        with pytest.raises(UserError, match="table 'replay', n_step: expected 2, as the buffer"):
+        with pytest.raises(UserError, match="table 'replay', n_step: expected 2, as in the buffer"):
             other.restore(folder)
         with pytest.raises(UserError, match="expected a folder that ReverbBuffer.save wrote"):
             other.restore(folder + "/nothing")
@@ -187,8 +187,8 @@ def test_a_full_disk_is_told_and_the_server_goes_on(tmp_path, monkeypatch):
         raise IndexError("/c/items.tfrecord; No space left on device.\nat line 1")
 
     wanted = (
-        rf"a checkpoint of the Reverb server at {server.address}: expected to be written, got "
-        r"/c/items.tfrecord; No space left on device. Make room on the server's disk."
+        rf"a checkpoint of the Reverb server at {server.address}: expected a completed write, got "
+        r"/c/items.tfrecord; No space left on device. Free space on the server's disk"
     )
     for owner in (server._client, buffer.connection.client):
         monkeypatch.setattr(owner, "checkpoint", full)

@@ -143,7 +143,7 @@ class DifferencesTest(parameterized.TestCase):
         (
             "form",
             {"packed": False},
-            "Reverb table 'replay', packed: expected True, got False. Give ReverbReplay.packed",
+            "Reverb table 'replay', packed: expected True, got False. Set ReverbReplay.packed",
         ),
     )
     def test_are_named(self, changed, message):
@@ -210,6 +210,6 @@ class SavedTest(parameterized.TestCase):
         other.flush()
         assert int(other.size()) == len(items) + 3
         strict = helpers.closed_after(self, packed=not packed)
-        message = f"table 'replay', packed: expected {packed}, as the buffer"
+        message = f"table 'replay', packed: expected {packed}, as in the buffer"
         with pytest.raises(UserError, match=message):
             strict.restore(folder)

@@ -136,7 +136,7 @@ def test_a_table_that_somebody_else_empties_is_noticed(monkeypatch):
                 buffer.add(_steps(1))
                 buffer.flush()
         assert "table 'replay' of the Reverb server at localhost:" in str(error.value)
-        assert "another program has emptied it, or deleted items" in str(error.value)
+        assert "another program emptied it or deleted items" in str(error.value)
     finally:
         buffer.close()
 

@@ -65,7 +65,7 @@ def test_it_serves_and_stops(make, capfd):
     assert (out, lines) == ("", []), "Reverb's progress lines stay away"
     with socket.socket() as probe:
         assert probe.connect_ex(("localhost", server.port)) != 0
-    with pytest.raises(UserError, match="^ReverbServer: expected a server that runs, got one that"):
+    with pytest.raises(UserError, match="^ReverbServer: expected a running server, got a stopped"):
         server.save("anywhere")
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint(make, two, tmp_path, damage):
     with pytest.raises(UserError) as error:
         make(tables(), checkpoint_dir=folder, log=lines.append)
     assert error.value.thing == f"replay checkpoints in {folder}"
-    assert error.value.expected == "one that is usable"
+    assert error.value.expected == "a usable checkpoint"
     assert re.match(f"ckpt-000002: {reason}.*; ckpt-000001: {reason}", error.value.got)
     assert names(folder) == ["ckpt-000001", "ckpt-000002"]
 
@@ -255,7 +255,7 @@ def test_other_limits(make, two):
     ]
     with pytest.raises(UserError) as error:
         make(tables()[:2] + [reverb.Table.queue("more", 1)], checkpoint_dir=two)
-    assert error.value.got == "no table 'more'; table 'full', which nobody asks for"
+    assert error.value.got == "no table 'more'; table 'full', which is not configured"
 
 
 def test_a_port_that_is_taken(make):
@@ -269,9 +269,8 @@ def test_a_port_that_is_taken(make):
             with pytest.raises(UserError) as error:
                 make(tables(), port=port)
         assert str(error.value) == (
-            f"port {port} of the Reverb server: expected a port from 1 to 65535 on which nobody "
-            "else listens, got one that another program listens on. Choose another one, or end "
-            "the program that has it."
+            f"port {port} of the Reverb server: expected an unused port from 1 to 65535, got one "
+            "that another program listens on. Choose another port, or end the program that uses it."
         )
     for wrong in (0, 65536, True, "8000"):
         with pytest.raises(
@@ -285,12 +284,13 @@ def test_folders_that_do_not_do(make, tmp_path):
     with pytest.raises(UserError) as error:
         make(tables(), checkpoint_dir=tmp_path / "file" / "c")
     assert str(error.value) == (
-        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a folder that can be "
-        f"written, got a path that leads through a file ({tmp_path / 'file' / 'c'}). Choose "
+        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a folder that can be written, "
+        "got a path "
+        f"that leads through a file ({tmp_path / 'file' / 'c'}). Choose "
         "another place, or make room on the disk."
     )
     first = make(tables(), checkpoint_dir=tmp_path / "c")
-    with pytest.raises(UserError, match="got one that another server is using now"):
+    with pytest.raises(UserError, match="got a folder that another server is using"):
         make(tables(), checkpoint_dir=tmp_path / "c")
     first.stop()
     make(tables(), checkpoint_dir=tmp_path / "c")

@@ -133,7 +133,9 @@ class CheckTest(parameterized.TestCase):
     def test_a_restored_limiter_of_another_ratio(self):
         asked = helpers.maker(samples_per_insert=2.0, tolerance=10.0)
         other = infos(asked.replace(samples_per_insert=3.0))
-        with pytest.raises(UserError, match="samples_per_insert: expected 2, got 3. A restored"):
+        with pytest.raises(
+            UserError, match="samples_per_insert: expected 2, got 3. Use the limits"
+        ):
             check_tables(other, asked)
         other = infos(asked.replace(tolerance=11.0))
         with pytest.raises(UserError, match="tolerance: expected a difference from -8 to 12, got"):

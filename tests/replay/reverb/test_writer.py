@@ -41,7 +41,9 @@ def test_pending_items_are_bounded_and_reverb_does_not_complain(length, capfd):
 def test_a_blocked_writer_is_told_and_reverb_does_not_complain(capfd):
     buffer = made(num_envs=1, kind="fifo", capacity=5, timeout=0.6)
     streams = helpers.streams("SAME_STEP", 1, 2000)
-    with pytest.raises(UserError, match="ReverbBuffer, writing: expected items to be taken within"):
+    with pytest.raises(
+        UserError, match="ReverbBuffer, writing: expected the server to accept items within"
+    ):
         buffer.add(oracle.trajectory(streams, 0, 2000))
     assert buffer.items_created == MOST_PENDING
     buffer.close()

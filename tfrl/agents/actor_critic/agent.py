@@ -113,7 +113,7 @@ class ActorCritic(NormalizingAgent):
                 getattr(self, name),
                 1,
                 optional=True,
-                remedy="None takes the whole rollout.",
+                remedy="Pass None for the whole rollout.",
             )
         checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
         self.check_hyperparameters()
@@ -158,7 +158,7 @@ class ActorCritic(NormalizingAgent):
                     f"{owner}.{name}",
                     getattr(self, name),
                     f"a tfrl.networks network that ends in a {name}",
-                    "A Keras model becomes one as the torso, given as a function that makes it: "
+                    "Wrap a Keras model as the torso, from a function that returns it: "
                     f"{name}={head}.",
                 )
         example = f"{_TORSO}, or make_torso(env.obs_spec)"
@@ -168,15 +168,15 @@ class ActorCritic(NormalizingAgent):
                 f"{owner}.{name}",
                 getattr(self, name),
                 str | None,
-                "the name of one item of the observation, or None for all of it",
-                remedy="Give for example 'image', or 'camera/image' for an item in an item.",
+                "the name of an observation item, or None for the whole observation",
+                remedy="Pass for example 'image', or 'camera/image' for a nested item.",
             )
         if self.policy is not None and self.memory is not None:
             raise UserError(
                 f"{owner}.memory",
-                expected="None where policy is given",
+                expected="None with a custom policy",
                 got=repr(self.memory),
-                remedy="Put a RecurrentTorso into the given policy, or leave one of the two out.",
+                remedy="Put a RecurrentTorso into the policy, or leave out memory or policy.",
             )
 
     def _check_outputs(self) -> None:

@@ -111,6 +111,6 @@ def check_length(name: str, length: int | None, steps: int) -> int:
             name,
             expected=f"a divisor of the {steps} steps of a rollout",
             got=length,
-            remedy=f"The nearest that divide are {' and '.join(map(str, near))}.",
+            remedy=f"The nearest divisors are {' and '.join(map(str, near))}.",
         )
     return length

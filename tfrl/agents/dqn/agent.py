@@ -48,7 +48,7 @@ def default_network(
     return kind(torso=torso, num_actions=num_actions)
 
 
-_EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
+_EPSILON_REMEDY = "Pass points [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
 # The largest exponent of Ape-X's epsilons, minus one.
@@ -112,8 +112,8 @@ class DQN(OffPolicy):
             network_checks.check_network(
                 f"{owner}.q",
                 self.q,
-                f"a tfrl.networks network with {self.num_actions} outputs, one an action",
-                "Give QNetwork(torso=..., num_actions=...); a Keras model becomes a torso as "
+                f"a tfrl.networks network with {self.num_actions} outputs, one per action",
+                "Pass QNetwork(torso=..., num_actions=...), with a Keras model as the torso "
                 "KerasNetwork(model_fn=make_model, spec=env.obs_spec).",
                 memory=False,
             )
@@ -278,6 +278,6 @@ def _num_actions(owner: str, spec: Nest) -> int:
         f"{owner}.action_spec",
         expected="one Discrete action",
         got=repr(spec),
-        remedy="Choose PPO, which takes actions of any kind, or number combinations of discrete "
-        "actions with a wrapper.",
+        remedy="Choose PPO, which takes actions of any kind, or flatten the discrete actions "
+        "into one with a wrapper.",
     )

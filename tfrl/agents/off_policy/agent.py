@@ -177,8 +177,9 @@ class OffPolicy(NormalizingAgent):
                 f"{owner}.hyperparameters with 'discount'",
                 expected="n_step=1 and a discount above 0",
                 got=f"n_step={self.n_step}, discount={self.discount:g}",
-                remedy="The replay buffer sums n-step rewards with the discount of its own: leave "
-                "'discount' out, or learn from single steps.",
+                remedy="Leave 'discount' out, or set n_step=1: the replay buffer sums n-step "
+                "rewards "
+                "with its own discount.",
             )
 
     def bounds(self) -> dict[str, Bound]:

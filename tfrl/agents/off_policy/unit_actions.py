@@ -51,7 +51,7 @@ class UnitActions(struct.Struct):
                 expected="a Box of floats",
                 got=repr(leaf),
                 remedy="Choose DQN for one Discrete action, or PPO, which takes actions of any "
-                "kind, and nests of them.",
+                "kind and nests of them.",
             )
         low, high = (b.astype(np.float64) for b in specs.bounds(leaf))
         finite = np.all(low > -_UNBOUNDED) and np.all(high < _UNBOUNDED)
@@ -60,8 +60,8 @@ class UnitActions(struct.Struct):
                 f"{self.owner}: action spec {path}",
                 expected="finite bounds with low < high",
                 got=repr(leaf),
-                remedy="Give the environment's action space bounds, and leave out ActionClip, "
-                "which takes them away; or use PPO, whose Gaussian needs none.",
+                remedy="Set bounds in the environment's action space and leave out ActionClip, "
+                "which removes them; or use PPO, which needs no bounds.",
             )
 
     @property

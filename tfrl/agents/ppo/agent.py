@@ -50,9 +50,9 @@ class PPO(ActorCritic):
         if self.clip is None and not self.kl_coef and self.target_kl is None:
             raise UserError(
                 "PPO.clip",
-                expected="a number where there is no KL penalty",
+                expected="a number, since there is no KL penalty",
                 got="None",
-                remedy="Give clip=0.2; or kl_coef=1.0 and kl_target=0.01 for PPO-penalty.",
+                remedy="Set clip=0.2, or kl_coef=1.0 and kl_target=0.01 for PPO-penalty.",
             )
 
     def bounds(self) -> dict[str, Bound]:

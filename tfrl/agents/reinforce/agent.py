@@ -39,9 +39,9 @@ class Reinforce(A2C):
         if self.gae_lambda != 1.0 or self.gae_horizon is not None:
             raise UserError(
                 "Reinforce",
-                expected="gae_lambda 1 and gae_horizon None: REINFORCE takes whole returns",
-                got=f"gae_lambda {self.gae_lambda} and gae_horizon {self.gae_horizon}",
-                remedy="A2C bootstraps from the value function.",
+                expected="gae_lambda=1 and gae_horizon=None, since REINFORCE uses full returns",
+                got=f"gae_lambda={self.gae_lambda} and gae_horizon={self.gae_horizon}",
+                remedy="Use A2C to bootstrap from the value function.",
             )
 
     @property

@@ -85,8 +85,8 @@ class SAC(OffPolicyActorCritic):
                 expected=f"an entropy of {number} discrete actions, from 0 to log {number} = "
                 f"{math.log(number):.4f}",
                 got=repr(self.target_entropy),
-                remedy="Leave it out and give entropy_scale, the share of the entropy of uniform "
-                "play, from 0 to 1.",
+                remedy="Leave it out and set entropy_scale, the fraction of the uniform policy's "
+                "entropy, from 0 to 1.",
             )
 
     def make_actor(self, input_spec: Nest, hidden: tuple[int, ...]) -> networks.Network:

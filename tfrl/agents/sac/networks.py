@@ -109,7 +109,8 @@ def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> netwo
             name,
             expected="squashed Gaussians, whose actions lie within the bounds",
             got=f"{type(outputs[0]).__name__} of {type(network).__name__}",
-            remedy="Give make_distribution(..., squash=True); TF-Agents' ActorDistributionNetwork "
+            remedy="Use make_distribution(..., squash=True), or TF-Agents' "
+            "ActorDistributionNetwork "
             "with continuous_projection_net=TanhNormalProjectionNetwork.",
         )
     return UnitPolicy(network=network)

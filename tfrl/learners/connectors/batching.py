@@ -142,9 +142,9 @@ def _batched(module_id: str, parts: list[EpisodeRows]) -> dict[str, Nest]:
             differ = next((str(k) for k in kinds if k != kinds[0]), "")
             raise UserError(
                 f"the column {name!r} of module {module_id!r}",
-                expected=f"the same kind in all {len(parts)} episodes, as {kinds[0]}",
-                got=f"none in episodes {lacking[:3]}" if lacking else differ,
-                remedy="Collect all episodes of a module with the same policy and environment.",
+                expected=f"{kinds[0]}, as in the first episode, in all {len(parts)} episodes",
+                got=f"no such column in episodes {lacking[:3]}" if lacking else differ,
+                remedy="Collect all episodes of a module with one policy and environment.",
             )
         batched[name] = (
             lookback_buffer.concat([rows.columns[name] for rows in parts])

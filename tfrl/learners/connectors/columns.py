@@ -188,7 +188,7 @@ class AddColumnsFromEpisodes(Connector):
                     f"episode {episode.id_}",
                     expected=f"the policy's extras {list(names)} at every step",
                     got=f"{sorted(extras)}, without {missing}",
-                    remedy="Give them to add_env_step as extra_model_outputs.",
+                    remedy="Pass them to add_env_step as extra_model_outputs.",
                 )
             rows.columns.update(
                 action=episode.action,

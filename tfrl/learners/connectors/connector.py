@@ -139,7 +139,7 @@ class ConnectorPipeline(Connector):
         raise UserError(
             f"the connector {name!r}",
             expected=f"one of the pipeline's pieces: {names}",
-            got="none of that name",
+            got="no such piece",
             remedy=did_you_mean(name, self.names) if self.names else "Append it first.",
         )
 
@@ -152,5 +152,5 @@ def _checked(piece: Any) -> Connector:
         "a piece of a ConnectorPipeline",
         expected="an instance of a subclass of Connector",
         got=got,
-        remedy="Subclass tfrl.learners.connectors.Connector and give an instance.",
+        remedy="Subclass tfrl.learners.connectors.Connector and pass an instance.",
     )

@@ -77,9 +77,9 @@ class GeneralAdvantageEstimation(Connector):
             if number is not None and not 0 <= number <= 1:
                 raise UserError(
                     f"GeneralAdvantageEstimation.{name}",
-                    expected="a number from 0 to 1, or None for the module's own",
+                    expected="a number from 0 to 1, or None for the module's value",
                     got=repr(number),
-                    remedy="Typical are discount 0.99 and lambda_ 0.95.",
+                    remedy="Typical values are discount=0.99 and lambda_=0.95.",
                 )
         self.discount = discount
         self.lambda_ = lambda_
@@ -118,8 +118,9 @@ class GeneralAdvantageEstimation(Connector):
                     f"episodes for module {module_id!r}",
                     expected="an agent that learns from advantages of whole episodes, such as PPO",
                     got=f"{type(module).__name__}: {why}",
-                    remedy="Train it by OnPolicyWorkflow, or give update_from_batch what its "
-                    "learner_batch makes.",
+                    remedy="Train it with OnPolicyWorkflow, or pass the result of its "
+                    "learner_batch to "
+                    "update_from_batch.",
                 )
             if not callable(getattr(module, "compute_values", None)):
                 lacks.append(f"{module_id!r} has no compute_values(state, obs) -> [N]")
@@ -130,10 +131,11 @@ class GeneralAdvantageEstimation(Connector):
             raise UserError(
                 self.name,
                 expected="modules with a value function compute_values(state, obs), and with "
-                "discount and gae_lambda unless the pipeline is given them",
+                "discount and gae_lambda unless the pipeline sets them",
                 got="; ".join(lacks),
-                remedy="Add what is missing (see ValueFunctionAPI), leave modules out with "
-                "module_ids=, or take this piece out of the pipeline.",
+                remedy="Implement ValueFunctionAPI, exclude modules with module_ids=, or remove "
+                "this "
+                "piece from the pipeline.",
             )
 
     def _add(

@@ -47,8 +47,8 @@ def rows_by_episode(
             return batch
         raise UserError(
             f"the connector {piece}",
-            expected="rows by episode",
-            got="a batch by module",
+            expected="rows grouped by episode",
+            got="a batch grouped by module",
             remedy="Put it before AgentToModule.",
         )
     for index, episode in enumerate(episodes):
@@ -75,7 +75,7 @@ def rows_by_module(batch: dict[Any, Any], piece: str) -> dict[str, list[EpisodeR
         return batch
     raise UserError(
         f"the connector {piece}",
-        expected="episodes' rows by module",
+        expected="rows of episodes grouped by module",
         got="a batch before AgentToModule or after Batch",
         remedy="Put it after AgentToModule and before Batch.",
     )
@@ -91,7 +91,7 @@ def columns_by_module(batch: dict[Any, Any], piece: str) -> dict[str, dict[str, 
         return batch
     raise UserError(
         f"the connector {piece}",
-        expected="columns by module",
+        expected="columns grouped by module",
         got="rows of single episodes",
         remedy="Put it after Batch.",
     )
@@ -122,5 +122,5 @@ def _single_agent_episodes(episode: Any) -> list[SingleAgentEpisode]:
         "episodes",
         expected="SingleAgentEpisodes and MultiAgentEpisodes",
         got=type(episode).__name__,
-        remedy="Make them of a rollout with SingleAgentEpisode.from_trajectory.",
+        remedy="Create them from a rollout with SingleAgentEpisode.from_trajectory.",
     )

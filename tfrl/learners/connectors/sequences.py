@@ -80,7 +80,7 @@ class AddTimeDimAndMask(Connector):
                 "max_seq_len",
                 expected="a whole number of at least 1",
                 got=repr(max_seq_len),
-                remedy="Use 20, or how far back gradients should reach.",
+                remedy="Use 20, or your horizon for backpropagation through time.",
             )
         self.max_seq_len = max_seq_len
 

@@ -51,17 +51,17 @@ def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, flo
     if keys.dtype != np.int64 or keys.ndim != 1 or keys.shape != values.shape:
         raise UserError(
             "index",
-            expected=f"int64 [{', '.join(map(str, values.shape))}], as it was sampled with the "
+            expected=f"int64 [{', '.join(map(str, values.shape))}], as sampled with the "
             "items of the priorities",
             got=f"{keys.dtype} {list(keys.shape)}",
-            remedy="Give the index of the batch and one priority for each of its items.",
+            remedy="Pass the index of the batch and one priority for each of its items.",
         )
     if np.any(values < 0.0):
         raise UserError(
             "priorities",
-            expected="no negative number",
+            expected="non-negative numbers",
             got=f"{np.nanmin(values):g}",
-            remedy="Give absolute TD errors.",
+            remedy="Pass absolute TD errors.",
         )
     finite = np.isfinite(values)
     keys, values = keys[finite].view(np.uint64), values[finite]
@@ -170,10 +170,10 @@ class ReverbBuffer(ReplayBuffer):
             if config.kind not in ONCE and size < before:
                 raise UserError(
                     f"table {config.name!r} of the Reverb server at {self.address}",
-                    expected=f"at least the {before:,} items of a moment ago",
-                    got=f"{size:,}: another program has emptied it, or deleted items",
-                    remedy="Go on from the last checkpoint, and see who else reaches the server: "
-                    "it asks nobody who they are.",
+                    expected=f"at least the {before:,} items of the previous check",
+                    got=f"{size:,}, since another program emptied it or deleted items",
+                    remedy="Resume from the last checkpoint, and restrict access to the server, "
+                    "which has no authentication.",
                 )
             self._sizes[config.name] = size
 
@@ -287,7 +287,7 @@ class ReverbBuffer(ReplayBuffer):
         if drawn is None:
             remedy = "Add more steps, or raise tolerance or timeout."
             wanted = f"the limiter to allow {batch_size} samples within {self.replay.timeout:g} s"
-            _refuse(f"table {config.name!r}", wanted, "a limiter that does not", remedy)
+            _refuse(f"table {config.name!r}", wanted, "no such samples", remedy)
         if config.kind in ONCE:
             self._duplicates.note_batch(drawn)
         return drawn
@@ -316,7 +316,7 @@ class ReverbBuffer(ReplayBuffer):
         """
         config = self.replay.table(table)
         if config.kind != "prioritized":
-            remedy = 'Make the table with kind="prioritized".'
+            remedy = 'Create the table with kind="prioritized".'
             wanted = 'a table of kind="prioritized"'
             _refuse("update_priorities", wanted, f"kind={config.kind!r}", remedy)
         updates = priority_updates(index, priorities, float(config.alpha or 0.0))
@@ -403,16 +403,18 @@ class ReverbBuffer(ReplayBuffer):
         once = self._duplicates.counts(dataset)
         while True:
             if self.address != address:
-                wanted = "a dataset that was made after restore"
-                _refuse("ReverbBuffer.batches", wanted, "an older one", "Make the dataset anew.")
+                wanted = "a dataset created after restore"
+                _refuse(
+                    "ReverbBuffer.batches", wanted, "an older dataset", "Create the dataset again."
+                )
             try:
                 batch = self._connection.guard(lambda: next(iterator, None), "sampling")
             except tf.errors.InvalidArgumentError as error:
                 if STARVED not in str(error):
                     raise
                 wanted = f"items to sample within timeout={self.replay.timeout:g} s"
-                remedy = "Add more steps, lower min_size, raise tolerance or timeout, or give the "
-                remedy += "dataset wait=True."
+                remedy = "Add more steps, lower min_size, raise tolerance or timeout, or pass "
+                remedy += "wait=True to the dataset."
                 _refuse("ReverbBuffer.dataset", wanted, "none", remedy, error)
             if batch is None:
                 return
@@ -455,7 +457,7 @@ class ReverbBuffer(ReplayBuffer):
           UserError: For values of a buffer with other tables; nothing changes.
         """
         if values.keys() != self.state_values().keys():
-            remedy = "Make the buffer with the tables of the one that was saved."
+            remedy = "Create the buffer with the tables of the saved one."
             wanted = ", ".join(sorted(self.state_values()))
             got = ", ".join(sorted(values))
             raise UserError(

@@ -198,8 +198,7 @@ def too_long(seconds: float, where: str, what: str) -> ServerSilentError:
     """Returns the error for a server that accepts connections and a call that timed out."""
     return ServerSilentError(
         where,
-        expected=f"an answer within {seconds:g} s; it was needed for {what}",
-        got="silence, though the server is there",
-        remedy="It may be writing a large checkpoint, or be overloaded: see to it, or raise the "
-        "timeout.",
+        expected=f"an answer within {seconds:g} s, needed for {what}",
+        got="no answer from a running server",
+        remedy="Check whether it writes a large checkpoint or is overloaded, or raise the timeout.",
     )

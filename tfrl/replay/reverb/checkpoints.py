@@ -159,7 +159,7 @@ class ReverbCheckpoints:
             raise UserError(
                 f"replay checkpoints in {directory}",
                 expected="a folder that no other server uses",
-                got="one that another server is using now",
+                got="a folder that another server is using",
                 remedy="End that server, or choose another folder.",
             ) from error
         except OSError as error:
@@ -284,9 +284,9 @@ def first_usable(
     if reasons:
         raise UserError(
             f"replay checkpoints in {where}",
-            expected="one that is usable",
+            expected="a usable checkpoint",
             got="; ".join(reasons),
-            remedy="Move the folder away to begin with empty tables; nothing was changed in it.",
+            remedy="Move the folder away to start with empty tables; its files are intact.",
         )
     return None
 
@@ -300,9 +300,9 @@ def unwritten(address: str, error: Exception) -> UserError:
     """
     return UserError(
         f"a checkpoint of the Reverb server at {address}",
-        expected="to be written",
+        expected="a completed write",
         got=first_line(error),
-        remedy="Make room on the server's disk. The checkpoint before it is whole.",
+        remedy="Free space on the server's disk; the previous checkpoint is intact.",
     )
 
 

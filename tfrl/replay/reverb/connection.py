@@ -214,7 +214,7 @@ def await_server(
             try:
                 return client.server_info(timeout=max(1, math.ceil(most)))  # type: ignore[no-any-return]
             except errors:
-                reason = "somebody who listens there but does not answer as Reverb does"
+                reason = "a process at this address that does not answer like Reverb"
         if log is not None:
             log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
             log = None
@@ -223,7 +223,7 @@ def await_server(
                 f"Reverb server at {address}",
                 expected=f"a server that answers within {seconds:g} s",
                 got=reason,
-                remedy="Start bin/reverb_server.py with the same gin file, and give the address "
+                remedy="Start bin/reverb_server.py with the same gin file, and pass the address "
                 "that it prints.",
             )
         time.sleep(_RETRY_SECONDS)
@@ -437,9 +437,9 @@ class Connection:
         leave_behind(self._kept)
         return ServerLostError(
             self._name,
-            expected=f"a server that is there until the end; it was needed for {what}",
+            expected=f"a running server, needed for {what}",
             got=f"{reason or self._heartbeat.reason or 'a lost connection'}"
             + (f" for {waited:g} s" if waited is not None else ""),
-            remedy="Start the server again with its own command (it restores its last checkpoint), "
+            remedy="Restart the server with its own command (it restores its last checkpoint), "
             "then this program with the same command.",
         )

@@ -113,7 +113,7 @@ def _check(table: TableConfig) -> None:
             name("min_size"),
             expected=f"at most capacity={table.capacity}",
             got=repr(table.min_size),
-            remedy="It could never be sampled.",
+            remedy="Lower min_size; the table could never be sampled.",
         )
     least = max(1.0, table.samples_per_insert or 0.0)
     if table.samples_per_insert and table.error_buffer() < least:
@@ -121,14 +121,14 @@ def _check(table: TableConfig) -> None:
             name("tolerance"),
             expected=f"at least {least:g}",
             got=repr(table.tolerance),
-            remedy="A smaller one could stop samples and inserts for ever.",
+            remedy="Raise it; a smaller tolerance can block samples and inserts forever.",
         )
     if table.whole_episodes and table.sequence_length is not None:
         raise UserError(
             name("episode_length"),
             expected="None with sequence_length",
             got=repr(table.episode_length),
-            remedy="Give one of them; a second table may have the other.",
+            remedy="Set only one of them; a second table can have the other.",
         )
     check_items(name, table)
 
@@ -147,7 +147,7 @@ def check_bind(bind: str) -> None:
         "bind of the Reverb server",
         bind,
         (LOOPBACK, ANYWHERE),
-        remedy=f"{LOOPBACK} is for this machine alone, {ANYWHERE} for any other.",
+        remedy=f"Use {LOOPBACK} for this machine only, {ANYWHERE} for all machines.",
     )
 
 
@@ -263,7 +263,7 @@ class ReverbReplay(struct.Struct):
         self.table_configs = tuple(config.resolved(self) for config in configs)
         names = [config.name for config in self.table_configs]
         if len(set(names)) < len(names) or "" in names:
-            remedy = "Give each table a name of its own."
+            remedy = "Use a different name for each table."
             _refuse("tables", "different names", ", ".join(names), remedy)
         _check_packed(self)
         _check_blocks(self)
@@ -394,7 +394,7 @@ def _check_packed(replay: ReverbReplay) -> None:
 
     checks.one_of("ReverbReplay.packed", replay.packed, (True, False, None))
     if replay.packed and not packs(replay):
-        wanted = "False or None for sequences, and for leaves that are no numbers or empty"
+        wanted = "False or None for sequences, and for leaves that are empty or not numeric"
         _refuse("packed", wanted, "True", "Leave it out.")
 
 
@@ -404,7 +404,7 @@ def _check_blocks(replay: ReverbReplay) -> None:
         return
     kinds = [config.kind for config in replay.table_configs]
     if kinds != ["uniform"] or not replay.packed:
-        wanted = '1, but for one table of kind="uniform" with packed=True'
+        wanted = '1 unless there is one table of kind="uniform" with packed=True'
         _refuse("block_size", wanted, str(replay.block_size), "Leave it out.")
     least = min(config.capacity or 1 for config in replay.table_configs)
     checks.at_least("ReverbReplay.capacity", least, replay.block)

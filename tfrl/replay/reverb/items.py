@@ -191,8 +191,8 @@ def _refuse_leaves(wanted: Any, got: Any) -> None:
     raise UserError(
         f"trajectory.{(missing or unknown)[0]}",
         expected="the leaves of the factory's specs",
-        got="no such leaf in the trajectory" if missing else "a leaf that no spec has",
-        remedy="Make ReverbReplay with the specs of the environment and the agent.",
+        got="no such leaf in the trajectory" if missing else "a leaf that is in no spec",
+        remedy="Create ReverbReplay with the specs of the environment and the agent.",
     )
 
 
@@ -306,7 +306,7 @@ def _refuse_long(table: str, length: int) -> None:
     raise UserError(
         f"ReverbReplay table {table!r}, episode_length",
         expected=f"episodes of at most {length} steps",
-        got="a longer one",
+        got="a longer episode",
         remedy="Raise episode_length to the longest episode (the environment's "
         "max_episode_steps), or store sequences.",
     )

@@ -55,8 +55,9 @@ def keep_to_loopback(port: int) -> None:
             expected="a system that binds it to the loopback device",
             got=(error.strerror or str(error)).lower(),
             remedy="Linux allows it from 5.7 on. Where the network is trusted, bind='0.0.0.0' (in "
-            "gin ReverbReplay.bind) leaves the port open: whoever reaches it can read, change and "
-            "empty the experience.",
+            "gin ReverbReplay.bind) opens the port: any client that reaches it can read, change "
+            "and "
+            "delete the experience.",
         ) from error
 
 
@@ -93,9 +94,9 @@ def check_port(port: int) -> None:
     if got:
         raise UserError(
             f"port {port} of the Reverb server",
-            expected="a port from 1 to 65535 on which nobody else listens",
+            expected="an unused port from 1 to 65535",
             got=got,
-            remedy="Choose another one, or end the program that has it.",
+            remedy="Choose another port, or end the program that uses it.",
         )
 
 
@@ -227,7 +228,7 @@ class ReverbServer:
                 "ReverbServer.checkpoint",
                 expected="a server with a checkpoint_dir",
                 got="checkpoint_dir=None",
-                remedy="Give checkpoint_dir, or save(folder).",
+                remedy="Pass checkpoint_dir, or call save(folder).",
             )
         with self._saving:
             try:
@@ -284,8 +285,8 @@ class ReverbServer:
         if self._server is None:
             raise UserError(
                 "ReverbServer",
-                expected="a server that runs",
-                got="one that was stopped",
+                expected="a running server",
+                got="a stopped server",
             )
         return self._server
 
@@ -416,7 +417,7 @@ def _check_numbers(folder: object, interval: float | None, max_to_keep: int) -> 
             "ReverbServer's checkpoint_interval",
             expected="a checkpoint_dir",
             got=f"{interval!r} with checkpoint_dir=None",
-            remedy="None writes a checkpoint at the end only.",
+            remedy="Pass None to write a checkpoint only at the end.",
         )
     checks.at_least("ReverbServer's max_to_keep", max_to_keep, 1)
 

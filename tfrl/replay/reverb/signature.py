@@ -103,8 +103,9 @@ def check_signature(table: str, want: Mapping[str, tf.TensorSpec], got: Any) -> 
                 f"Reverb table {table!r}, leaf {path}",
                 expected=texts[0],
                 got=texts[1],
-                remedy="The specs of the environment and the agent, and what an item is, must be "
-                "those that the server was started with.",
+                remedy="Use the specs of the environment and the agent, and the item settings, "
+                "that "
+                "the server was started with.",
             )
 
 
@@ -272,8 +273,7 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
             f"Reverb table {table.name!r}, packed",
             expected=str(bool(replay.packed)),
             got=packed,
-            remedy="Give ReverbReplay.packed as the server was started with, or None for what it "
-            "has.",
+            remedy="Set ReverbReplay.packed to the value of the server, or to None to adopt it.",
         )
     wanted = stored_signature(replay, table)
     if packed and signature.keys() == wanted.keys():
@@ -283,8 +283,8 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
                 f"Reverb table {table.name!r}, block_size",
                 expected=f"blocks of {replay.block} transitions, {sizes[0]} bytes",
                 got=f"{sizes[1]} bytes",
-                remedy=f"Bind ReverbReplay.block_size={block_of(signature):g}, as the server's "
-                "tables are, or start the server as this is.",
+                remedy=f"Bind ReverbReplay.block_size={block_of(signature):g}, as in the server's "
+                "tables, or restart the server with this configuration.",
             )
     if packed and signature.keys() != wanted.keys():
         raise UserError(

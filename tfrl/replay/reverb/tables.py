@@ -101,7 +101,7 @@ def _check_limits(want: Any, got: Any) -> None:
                 f"Reverb table {want.name!r}, {what}",
                 expected=wanted,
                 got=result,
-                remedy="A restored table keeps the limits of its checkpoint: ask for those, or "
+                remedy="Use the limits of the checkpoint, which a restored table keeps, or "
                 "start the server without the checkpoint.",
             )
 
@@ -165,7 +165,7 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
     """
     by_name = {table.table_name: table for table in saved}
     wanted = {table.name: table for table in asked}
-    result = [f"table '{name}', which nobody asks for" for name in by_name.keys() - wanted.keys()]
+    result = [f"table '{name}', which is not configured" for name in by_name.keys() - wanted.keys()]
     result += [f"no table '{name}'" for name in wanted.keys() - by_name.keys()]
     for name in sorted(by_name.keys() & wanted.keys()):
         result += [
@@ -173,21 +173,21 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
         ]
     if result:
         remedy = (
-            "A restored table keeps its checkpoint's limits: go back to that configuration, or "
-            "serve from another folder, whose tables begin empty."
+            "Restore the checkpoint's configuration, whose limits a restored table keeps, or "
+            "serve from another folder with empty tables."
         )
         pairs = [(by_name[name], wanted[name]) for name in by_name.keys() & wanted.keys()]
         sizes = {(_block_of(_signature(old)), _block_of(new.info.signature)) for old, new in pairs}
         for size in (before for before, after in sizes if before != after):
             remedy = (
-                f"To go on, bind ReverbReplay.block_size={size:g}, as the checkpoint was written, "
+                f"To resume, bind ReverbReplay.block_size={size:g}, as in the checkpoint, "
                 "in all processes of the run (and where the gin file has InGraphReplay, "
                 "OffPolicyWorkflow.replay = @ReverbReplay and its arguments, such as "
-                f"ReverbReplay.capacity); or move {folder.parent} away to begin with empty tables."
+                f"ReverbReplay.capacity); or move {folder.parent} away to start with empty tables."
             )
         raise UserError(
             f"replay checkpoint {folder}",
-            expected="the tables and limits that the configuration asks for",
+            expected="the configured tables and limits",
             got="; ".join(sorted(result)),
             remedy=remedy,
         )

@@ -163,7 +163,7 @@ class Writer:
 
 
 def _refuse_wait(replay: "ReverbReplay", pending: int, limited: bool) -> None:
-    remedy = "See whether the server is overloaded, or raise timeout."
+    remedy = "Check whether the server is overloaded, or raise timeout."
     if limited:
         remedy = (
             "A table that limits inserts (fifo, lifo, samples_per_insert) takes no more until "
@@ -171,7 +171,7 @@ def _refuse_wait(replay: "ReverbReplay", pending: int, limited: bool) -> None:
         )
     raise UserError(
         "ReverbBuffer, writing",
-        expected=f"items to be taken within timeout={replay.timeout:g} s",
-        got=f"up to {pending} that are still waiting",
+        expected=f"the server to accept items within timeout={replay.timeout:g} s",
+        got=f"up to {pending} pending items",
         remedy=remedy,
     )
