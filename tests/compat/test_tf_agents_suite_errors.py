@@ -18,7 +18,7 @@ FORMS = (
 )
 LOAD = (
     "expected arguments of the task (discount, env_wrappers, gym_env_wrappers, gym_kwargs, "
-    "render_kwargs, spec_dtype_map) or (action_mask, env), got"
+    "render_kwargs, spec_dtype_map) or of make_env (action_mask, env), got"
 )
 
 
@@ -59,8 +59,8 @@ ERRORS = {
     ),
     "module": (
         ("tf_agents:not_there.at_all:make", {}),
-        "environment tf_agents:not_there.at_all:make: expected a module that is installed, "
-        "got no module named not_there. Install it, or put its folder on PYTHONPATH.",
+        "environment tf_agents:not_there.at_all:make: expected an installed module, got no module "
+        "named not_there. Install it, or add its folder to PYTHONPATH.",
     ),
     "function": (
         (f"tf_agents:{MODULE}:coridor", {}),
@@ -82,13 +82,13 @@ ERRORS = {
     ),
     "argument_of_a_function": (
         (f"tf_agents:{MODULE}:corridor", dict(lenght=3)),
-        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or "
-        "(action_mask, env), got lenght. Did you mean length?",
+        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or of "
+        "make_env (action_mask, env), got lenght. Did you mean length?",
     ),
     "missing_argument": (
         ("tf_agents:x", dict(env=lambda size: fakes.Corridor(size))),
         "make_env('tf_agents:x'): expected the arguments that the task requires (size), got no "
-        "size. Give make_env size=....",
+        "size. Pass size=... to make_env.",
     ),
     "limit": (
         (GYM, dict(max_episode_steps=501)),
@@ -103,13 +103,13 @@ ERRORS = {
     "cached": (
         (GYM, dict(autoreset="SAME_STEP_CACHED")),
         f"autoreset of {GYM}: expected NEXT_STEP, SAME_STEP or DISABLED, got SAME_STEP_CACHED, "
-        "which restores a stored start state. Choose another mode: the state of a host "
-        "environment cannot be restored.",
+        "which restores a stored start state. Choose a different mode: a host environment cannot "
+        "restore its state.",
     ),
     "same_step_of_a_batch": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=2)),
         "autoreset of tf_agents:x: expected NEXT_STEP or DISABLED: one row of its batch cannot be "
-        "reset alone, got SAME_STEP. Give autoreset='NEXT_STEP'.",
+        "reset alone, got SAME_STEP. Pass autoreset='NEXT_STEP'.",
     ),
     "batch_size": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=3, autoreset="NEXT_STEP")),
@@ -130,8 +130,8 @@ ERRORS = {
     "no_environment": (
         ("tf_agents:x", dict(env=lambda: 3)),
         "tf_agents:x: expected a function that returns a PyEnvironment or TFEnvironment of "
-        "TF-Agents, got one that returns 3. Return such an environment; for others there are the "
-        "suites gymnasium and envpool.",
+        "TF-Agents, got a function that returns 3. Return such an environment; for others there "
+        "are the suites gymnasium and envpool.",
     ),
     "isolation": (
         ("tf_agents:x", dict(env=isolated)),
@@ -141,14 +141,14 @@ ERRORS = {
     "wrapper": (
         (GYM, dict(wrappers=(ActionRepeat,))),
         f"wrappers of {GYM}: expected functions PyEnvironment -> PyEnvironment, got ActionRepeat, "
-        "a wrapper of device environments. Take the one of tf_agents.environments.wrappers that "
-        "does the same; "
-        "RewardScale, RewardClip and RewardNormalize may be outer_wrappers.",
+        "a wrapper of device environments. Use the equivalent wrapper of "
+        "tf_agents.environments.wrappers, or pass RewardScale, RewardClip or RewardNormalize as "
+        "outer_wrappers.",
     ),
     "outer_wrapper": (
         (GYM, dict(outer_wrappers=(lambda env: 3,))),
-        f"outer_wrappers of {GYM}: expected RewardScale, RewardClip or RewardNormalize, got 1 "
-        "others. Give functions PyEnvironment -> PyEnvironment as wrappers.",
+        f"outer_wrappers of {GYM}: expected RewardScale, RewardClip or RewardNormalize, got "
+        "unsupported wrappers (1). Give functions PyEnvironment -> PyEnvironment as wrappers.",
     ),
     "mask_argument": (
         (GYM, dict(action_mask=3)),
@@ -158,23 +158,23 @@ ERRORS = {
     "mask_path": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/2")),
         "action_mask of tf_agents:x: expected a path in the observation (rules/0, rules/1, seen), "
-        "got 'rules/2'. Give the path of the mask, or a function obs -> (rest, mask).",
+        "got 'rules/2'. Pass the path of the mask, or a function obs -> (rest, mask).",
     ),
     "mask_shape": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/1")),
-        "action_mask of tf_agents:x: expected shape [[3]], as the actions have, got [[]]. Name the "
-        "part of the observation that has a number for each action.",
+        "action_mask of tf_agents:x: expected shape [[3]], as in the action spec, got [[]]. "
+        "Select the part of the observation with one number per action.",
     ),
     "reward_spec": (
         ("tf_agents:x", changed(reward=array_spec.ArraySpec([2], np.float32))),
-        "reward spec of tf_agents:x: expected one number a step, a spec of shape (), got "
-        "ArraySpec(shape=(2,), dtype=dtype('float32'), name=None). Wrap the environment so that it "
-        "pays one number, for example their sum.",
+        "reward spec of tf_agents:x: expected one number per step, a spec of shape (), got "
+        "ArraySpec(shape=(2,), dtype=dtype('float32'), name=None). Wrap the environment to return "
+        "a scalar reward, for example the sum.",
     ),
     "observation_spec": (
         ("tf_agents:x", changed(observation={"a": [array_spec.ArraySpec([2], np.str_)]})),
-        "observation spec a/0 of tf_agents:x: expected an ArraySpec or TensorSpec of numbers, "
-        "with a static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None).",
+        "observation spec a/0 of tf_agents:x: expected a numeric ArraySpec or TensorSpec with a "
+        "static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None).",
     ),
     "first_in_the_middle": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(0)))),
@@ -199,11 +199,11 @@ ERRORS = {
     ),
     "observation": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=np.zeros(2)))),
-        "observation of tf_agents:x: expected shape [1, 3], as the space says, got [1, 2].",
+        "observation of tf_agents:x: expected shape [1, 3], as in the space, got [1, 2].",
     ),
     "dtype": (
         ("tf_agents:x", changed(observation=array_spec.ArraySpec([3], np.int32))),
-        "observation of tf_agents:x: expected int32, as the space says, got float32.",
+        "observation of tf_agents:x: expected int32, as in the space, got float32.",
     ),
 }
 
@@ -230,7 +230,7 @@ def test_what_was_made_before_an_error_is_closed():
         made.append(fakes.Corridor())
         return made[-1] if len(made) < 3 else 3
 
-    with pytest.raises(UserError, match="one that returns 3"):
+    with pytest.raises(UserError, match="a function that returns 3"):
         tfrl.make_env("tf_agents:x", num_envs=3, env=corridor)
     assert [env.closed for env in made] == [1, 1, 0]
 

@@ -93,7 +93,7 @@ class HalvesTest(parameterized.TestCase):
         env, _ = halves()
         state = env.reset(0)
         env.step(state, np.zeros(4, np.int64))
-        with self.assertRaisesRegex(UserError, "expected a step from the state that it returned"):
+        with self.assertRaisesRegex(UserError, "expected a step from the latest state"):
             env.step(state, np.zeros(4, np.int64))
 
     def test_rewards_copies_and_closing(self):
