@@ -38,7 +38,7 @@ ERRORS = {
     ),
     "no_form": (
         ("tf_agents:thing", {}),
-        f"environment tf_agents:thing: {FORMS}, got 'thing'. Give one of them.",
+        f"environment tf_agents:thing: {FORMS}, got 'thing'. Use one of these forms.",
     ),
     "suite": (
         ("tf_agents:suite_gyms/CartPole-v1", {}),
@@ -48,14 +48,13 @@ ERRORS = {
     ),
     "task_of_gym": (
         ("tf_agents:suite_gym/CartPol-v1", {}),
-        "environment tf_agents:suite_gym/CartPol-v1: expected a task of gym 0.23.0, of which "
-        "suite_gym is made, got 'CartPol-v1'. Did you mean CartPole-v1?",
+        "environment tf_agents:suite_gym/CartPol-v1: expected a task of gym 0.23.0, which "
+        "suite_gym uses, got 'CartPol-v1'. Did you mean CartPole-v1?",
     ),
     "atari": (
         ("tf_agents:suite_atari/Pong-v0", {}),
-        "tf_agents:suite_atari/Pong-v0: expected the packages that suite_atari needs, got no "
-        "Pong-v0 in gym 0.23.0. Such tasks are there in the suite gymnasium too, for example "
-        "gymnasium:ALE/Pong-v5.",
+        "tf_agents:suite_atari/Pong-v0: expected the packages that suite_atari requires, got no "
+        "Pong-v0 in gym 0.23.0. Use the suite gymnasium, for example gymnasium:ALE/Pong-v5.",
     ),
     "module": (
         ("tf_agents:not_there.at_all:make", {}),
@@ -64,13 +63,13 @@ ERRORS = {
     ),
     "function": (
         (f"tf_agents:{MODULE}:coridor", {}),
-        f"tf_agents:{MODULE}:coridor: expected a function of {MODULE} behind the last colon, got "
+        f"tf_agents:{MODULE}:coridor: expected a function of {MODULE} after the last colon, got "
         "coridor. Did you mean corridor?",
     ),
     "an_object_of_a_module": (
         (f"tf_agents:{MODULE}:OBS", {}),
-        f"env of tf_agents:{MODULE}:OBS: expected a function that makes an environment: "
-        f"evaluations need others, got {fakes.OBS!r}. Give env=lambda: MyEnvironment().",
+        f"env of tf_agents:{MODULE}:OBS: expected a function that creates an environment, since "
+        f"evaluations need their own, got {fakes.OBS!r}. Pass env=lambda: MyEnvironment().",
     ),
     "argument": (
         (GYM, dict(discont=0.9)),
@@ -92,13 +91,13 @@ ERRORS = {
     ),
     "limit": (
         (GYM, dict(max_episode_steps=501)),
-        f"max_episode_steps of {GYM}: expected at most 500, after which the environment ends its "
-        "episodes itself, got 501. Leave it out, or make the environment without its time limit.",
+        f"max_episode_steps of {GYM}: expected at most 500, the environment's own limit, got 501. "
+        "Leave it out, or create the environment without its time limit.",
     ),
     "no_limit": (
         (GYM, dict(max_episode_steps=-1)),
-        f"max_episode_steps of {GYM}: expected at most 500, after which the environment ends its "
-        "episodes itself, got -1. Leave it out, or make the environment without its time limit.",
+        f"max_episode_steps of {GYM}: expected at most 500, the environment's own limit, got -1. "
+        "Leave it out, or create the environment without its time limit.",
     ),
     "cached": (
         (GYM, dict(autoreset="SAME_STEP_CACHED")),
@@ -108,35 +107,35 @@ ERRORS = {
     ),
     "same_step_of_a_batch": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=2)),
-        "autoreset of tf_agents:x: expected NEXT_STEP or DISABLED: one row of its batch cannot be "
-        "reset alone, got SAME_STEP. Pass autoreset='NEXT_STEP'.",
+        "autoreset of tf_agents:x: expected NEXT_STEP or DISABLED, since it cannot reset single "
+        "rows, got SAME_STEP. Pass autoreset='NEXT_STEP'.",
     ),
     "batch_size": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=3, autoreset="NEXT_STEP")),
-        "batch size of tf_agents:x: expected a divisor of num_envs=3: the batch is made of whole "
-        "environments, got 2. Give num_envs=2, for evaluation too, or a function with the argument "
-        "num_envs.",
+        "batch size of tf_agents:x: expected a divisor of num_envs=3, since the batch consists of "
+        "entire environments, got 2. Pass num_envs=2, also for evaluation, or a function with the "
+        "argument num_envs.",
     ),
     "num_envs_of_a_function": (
         ("tf_agents:x", dict(env=lambda num_envs: fakes.Together(), num_envs=4)),
-        "batch size of tf_agents:x: expected 4: the batch is made of whole environments, got 2. "
-        "Give num_envs=2, for evaluation too, or a function with the argument num_envs.",
+        "batch size of tf_agents:x: expected 4, since the batch consists of entire environments, "
+        "got 2. Pass num_envs=2, also for evaluation, or a function with the argument num_envs.",
     ),
     "an_environment_instead_of_a_function": (
         ("tf_agents:x", dict(env=3)),
-        "env of tf_agents:x: expected a function that makes an environment: evaluations need "
-        "others, got 3. Give env=lambda: MyEnvironment().",
+        "env of tf_agents:x: expected a function that creates an environment, since evaluations "
+        "need their own, got 3. Pass env=lambda: MyEnvironment().",
     ),
     "no_environment": (
         ("tf_agents:x", dict(env=lambda: 3)),
         "tf_agents:x: expected a function that returns a PyEnvironment or TFEnvironment of "
-        "TF-Agents, got a function that returns 3. Return such an environment; for others there "
-        "are the suites gymnasium and envpool.",
+        "TF-Agents, got a function that returns 3. Return such an environment, or use the suites "
+        "gymnasium and envpool.",
     ),
     "isolation": (
         ("tf_agents:x", dict(env=isolated)),
-        "tf_agents:x: expected a TFPyEnvironment without a thread of its own, got one with "
-        "isolation. Return its PyEnvironment: it is called from one thread only.",
+        "tf_agents:x: expected a TFPyEnvironment without its own thread, got a TFPyEnvironment "
+        "with isolation. Return its PyEnvironment, which runs in a single thread.",
     ),
     "wrapper": (
         (GYM, dict(wrappers=(ActionRepeat,))),
@@ -148,12 +147,12 @@ ERRORS = {
     "outer_wrapper": (
         (GYM, dict(outer_wrappers=(lambda env: 3,))),
         f"outer_wrappers of {GYM}: expected RewardScale, RewardClip or RewardNormalize, got "
-        "unsupported wrappers (1). Give functions PyEnvironment -> PyEnvironment as wrappers.",
+        "unsupported wrappers (1). Pass functions PyEnvironment -> PyEnvironment as wrappers.",
     ),
     "mask_argument": (
         (GYM, dict(action_mask=3)),
         f"action_mask of {GYM}: expected the path of the mask in the observation, or a function "
-        "obs -> (rest, mask), got 3. Give for example action_mask='mask'.",
+        "obs -> (rest, mask), got 3. Pass for example action_mask='mask'.",
     ),
     "mask_path": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/2")),
@@ -178,24 +177,23 @@ ERRORS = {
     ),
     "first_in_the_middle": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(0)))),
-        "step_type of a step of tf_agents:x: expected ['MID or LAST'], got ['FIRST']. Begin an "
-        "episode with FIRST, after reset and in the step after LAST, and nowhere else; "
-        "PyEnvironment(handle_auto_reset=True) does so.",
+        "step_type of a step of tf_agents:x: expected ['MID or LAST'], got ['FIRST']. Return "
+        "FIRST only after reset and in the step after LAST, as "
+        "PyEnvironment(handle_auto_reset=True) does.",
     ),
     "reset_without_first": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(1)))),
-        "step_type of a reset of tf_agents:x: expected FIRST, got ['MID']. Begin an episode with "
-        "FIRST, after reset and in the step after LAST, and nowhere else; "
-        "PyEnvironment(handle_auto_reset=True) does so.",
+        "step_type of a reset of tf_agents:x: expected FIRST, got ['MID']. Return FIRST only "
+        "after reset and in the step after LAST, as PyEnvironment(handle_auto_reset=True) does.",
     ),
     "reward": (
         ("tf_agents:x", changed(lambda step: step._replace(reward=np.zeros(2)))),
-        "reward of tf_agents:x: expected one number of each environment, got shape [2].",
+        "reward of tf_agents:x: expected one number per environment, got shape [2].",
     ),
     "list": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=[0.0, 1.0, 2.0]))),
-        "observation of tf_agents:x: expected 1 arrays, as observation_spec says, got 3. Give "
-        "arrays, not lists of numbers, in the structure of observation_spec.",
+        "observation of tf_agents:x: expected 1 arrays, as in observation_spec, got 3. Return "
+        "arrays instead of lists, in the structure of observation_spec.",
     ),
     "observation": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=np.zeros(2)))),
@@ -256,9 +254,8 @@ def test_episodes_longer_than_told_in_a_batch():
         for _ in range(2):
             state = env.step(state, np.ones(2, np.int32))
     assert str(told.value) == (
-        "max_episode_steps of tf_agents:x: expected episodes that the environments themselves end "
-        "after at most 2 steps: one row of their batch cannot be reset alone, got longer ones in "
-        "rows [0]."
+        "max_episode_steps of tf_agents:x: expected episodes that end after at most 2 steps, "
+        "since single rows cannot be reset, got longer episodes in rows [0]."
     )
 
 
@@ -274,7 +271,7 @@ def test_packages_of_suites(suite, task, remedy):
     if suite.is_available():
         pytest.skip("its package is installed")
     name = suite.__name__.rpartition(".")[2]
-    with pytest.raises(UserError, match=f"the packages that {name} needs.*{remedy}"):
+    with pytest.raises(UserError, match=f"the packages that {name} requires.*{remedy}"):
         tfrl.make_env(f"tf_agents:{name}/{task}")
 
 

@@ -80,8 +80,8 @@ VECTOR = {
     "no_mode": (
         lambda: vector(None),
         "metadata['autoreset_mode'] of Broken: expected AutoresetMode.NEXT_STEP, "
-        "AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, got None. Declare the behavior at "
-        "episode end: self.metadata = {'autoreset_mode': "
+        "AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, got None. Declare the mode: "
+        "self.metadata = {'autoreset_mode': "
         "gymnasium.vector.AutoresetMode.NEXT_STEP}.",
     ),
     "old_reset": (

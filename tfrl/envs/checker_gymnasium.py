@@ -463,7 +463,7 @@ class CheckedBatch:
                 f"metadata['autoreset_mode'] of {self.name}",
                 expected=", ".join(f"AutoresetMode.{m.name}" for m in AutoresetMode),
                 got=repr(env.metadata.get("autoreset_mode")),
-                remedy="Declare the behavior at episode end: self.metadata = {'autoreset_mode': "
+                remedy="Declare the mode: self.metadata = {'autoreset_mode': "
                 "gymnasium.vector.AutoresetMode.NEXT_STEP}.",
             )
         self.mode = mode
