@@ -301,8 +301,8 @@ class MessagesTest(parameterized.TestCase):
                 call()
             self.assertEqual(
                 str(error.value),
-                "RecurrentTorso: expected a carry, got None. Start an episode with "
-                "initial_carry(batch_size), and pass the carry returned by each step to the next.",
+                "RecurrentTorso: expected a carry, got None. Begin an episode with "
+                "initial_carry(batch_size), and hand on the carry that a step returns.",
             )
 
     def test_equal_torsos_are_equal(self):

@@ -41,16 +41,17 @@ class Injection(struct.Struct):
         if self.optimizer.num_objectives > 1:
             raise UserError(
                 "optimizer",
-                expected="a search of one objective",
-                got=f"{name} of {self.optimizer.num_objectives}",
+                expected="a single-objective search",
+                got=f"{name} with {self.optimizer.num_objectives} objectives",
                 remedy="Use GA, OpenES or CEM.",
             )
         if self.kind == "replace" and self.num_actors >= size:
             raise UserError(
                 f"{name}.pop_size",
-                expected=f"more than the {self.num_actors} actors that replace candidates",
+                expected=f"more than {self.num_actors}, the number of actors that replace "
+                "candidates",
                 got=size,
-                remedy="10 is usual.",
+                remedy="Use a larger population, such as 10.",
             )
 
     @property
