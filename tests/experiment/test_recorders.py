@@ -237,9 +237,9 @@ class TestResume:
         with pytest.raises(UserError) as error:
             make(tmp_path / "file" / name)
         assert str(error.value) == (
-            f"metrics file {tmp_path / 'file' / name}: expected a file that can be written, got "
-            f"a file in place of a folder ({tmp_path / 'file'}). Choose another "
-            "--root_dir or make this one writable."
+            f"metrics file {tmp_path / 'file' / name}: expected a writable file, got a file in "
+            f"place of a folder ({tmp_path / 'file'}). Choose another --root_dir or make this one "
+            "writable."
         )
 
     def test_last_line_longer_than_a_block(self, tmp_path, make, name):
@@ -360,7 +360,9 @@ class TestTensorBoard:
 
     def test_unwritable(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="TensorBoard folder .*/file/tb: expected a folder"):
+        with pytest.raises(
+            UserError, match="TensorBoard folder .*/file/tb: expected a writable folder"
+        ):
             recorders.TensorBoardRecorder(tmp_path / "file" / "tb")
 
 
