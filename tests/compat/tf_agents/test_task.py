@@ -168,7 +168,9 @@ def test_a_compiled_keras_model_keeps_variables_to_itself():
         def get_model(self):
             return model
 
-    with pytest.raises(UserError, match="get_model of Compiled: .*all that train_model changes"):
+    with pytest.raises(
+        UserError, match="get_model of Compiled: .*all variables that train_model changes"
+    ):
         TaskLearner(Compiled(config()))
 
 
