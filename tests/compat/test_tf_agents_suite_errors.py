@@ -152,7 +152,7 @@ ERRORS = {
     "mask_argument": (
         (GYM, dict(action_mask=3)),
         f"action_mask of {GYM}: expected the path of the mask in the observation, or a function "
-        "obs -> (rest, mask), got 3. Pass for example action_mask='mask'.",
+        "obs -> (rest, mask), got 3. Pass a path such as action_mask='mask'.",
     ),
     "mask_path": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/2")),

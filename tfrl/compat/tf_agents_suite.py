@@ -234,7 +234,7 @@ def _check_mask_argument(name: str, action_mask: Any) -> None:
             f"action_mask of {name}",
             expected="the path of the mask in the observation, or a function obs -> (rest, mask)",
             got=repr(action_mask),
-            remedy="Pass for example action_mask='mask'.",
+            remedy="Pass a path such as action_mask='mask'.",
         )
 
 

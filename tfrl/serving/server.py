@@ -49,7 +49,7 @@ class ServingOptions:
                 "max_batch_size",
                 expected="a power of two",
                 got=str(self.max_batch_size),
-                remedy=f"Pass for example {1 << self.max_batch_size.bit_length()}.",
+                remedy=f"Pass a power of two such as {1 << self.max_batch_size.bit_length()}.",
             )
 
 

@@ -186,7 +186,8 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
             f"the batch of {type(logic.agent).__name__}",
             expected=_wanted(logic.form),
             got="sequences" if sequences else f"{type(batch).__name__} of single items",
-            remedy="Pass this batch, or a column 'experience' with the argument of its train().",
+            remedy="Pass the expected batch, or a column 'experience' with the argument of its "
+            "train().",
         )
     if sequences:
         steps = batch.steps
