@@ -67,8 +67,8 @@ def from_tf_agents_network(
     if number:
         raise _refused(f"{wanted}, or one value for each of {number} actions", output)
     remedy = (
-        "Leave out action_spec for torsos, networks of observations such as EncodingNetwork, and "
-        "for critics, networks of the tuple (obs_spec, action_spec)."
+        "Leave out action_spec for torsos (networks of observations, such as EncodingNetwork) and "
+        "critics (networks of the tuple (obs_spec, action_spec))."
     )
     wanted += ", or actions if action_spec is not one Discrete action"
     raise _refused(wanted, output, remedy)
