@@ -345,13 +345,13 @@ CONTRACT = {
     "final_obs_of_the_next_episode": (
         NEXT,
         info("final_obs", lambda s: s.obs + 1.0),
-        "step 1 under NEXT_STEP: info/final_obs: expected to equal obs, got a mismatch in rows "
+        "step 1 under NEXT_STEP: info/final_obs: expected the value of obs, got a mismatch in rows "
         "[0, 1, 2].",
     ),
     "final_obs_beside_an_end": (
         SAME,
         info("final_obs", lambda s: s.obs + 1.0),
-        "step 1 under SAME_STEP: info/final_obs: expected to equal obs",
+        "step 1 under SAME_STEP: info/final_obs: expected the value of obs",
     ),
     "length_that_goes_on": (
         SAME,
@@ -404,7 +404,7 @@ CONTRACT = {
     "moves_on_when_frozen": (
         OFF,
         lambda new: new.replace(obs=rows(new.info["autoreset"], new.obs + 0.5, new.obs)),
-        "step 3 under DISABLED: obs: expected to equal the last obs",
+        "step 3 under DISABLED: obs: expected the value of the last obs",
     ),
     "forgets_the_end": (
         OFF,
@@ -476,7 +476,7 @@ def test_one_row_that_always_starts_the_same():
         return new.replace(obs=rows(mask, new.info["first"], new.obs))
 
     env = Spoiled(env=scripted(SAME), spoil=spoil)
-    with pytest.raises(UserError, match=r"not the first one again, got a mismatch in rows \[2\]"):
+    with pytest.raises(UserError, match=r"not the first start, got a mismatch in rows \[2\]"):
         check_env(env, steps=30)
 
 
@@ -495,7 +495,7 @@ def test_one_of_two_starts_for_ever():
     [
         ("autoreset", tf.ones([B], tf.bool), "reset: info/autoreset: expected False"),
         ("episode_length", tf.ones([B], tf.int32), "reset: info/episode_length: expected 0"),
-        ("final_obs", tf.zeros([B, 2]), "reset: info/final_obs: expected to equal obs"),
+        ("final_obs", tf.zeros([B, 2]), "reset: info/final_obs: expected the value of obs"),
     ],
 )
 def test_broken_reset(name, value, text):

@@ -273,7 +273,7 @@ GYMNASIUM = {
     ),
     "mask_of_an_item": (
         masked({"a": [1, 1]}, spaces.Dict({"a": Good.action_space, "b": Good.action_space})),
-        "reset of Broken: info/action_mask: expected the form of Dict('a': Discrete(2), 'b': "
+        "reset of Broken: info/action_mask: expected a mask for Dict('a': Discrete(2), 'b': "
         "Discrete(2)), got a dict.",
     ),
     "mask_of_a_box": (

@@ -102,7 +102,7 @@ HOST = {
     "no_final_obs": (
         receiving(final_obs=lambda step: None),
         "step 2 of testing:ScriptedHost under SAME_STEP: final_obs: expected the last "
-        "observations in the step that ends an episode, got N'final_obs', with rows [1] ended.",
+        "observations in the step that ends an episode, got None, with rows [1] ended.",
     ),
     "final_obs_is_the_next_start": (
         receiving(final_obs=lambda step: step.obs),

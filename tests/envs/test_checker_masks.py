@@ -269,7 +269,7 @@ BROKEN = {
     ),
     "of_a_float": (
         lambda: masked(lambda t: {"force": tf.ones([B, 2], tf.bool)}, Nested),
-        "reset: info/action_mask/force: expected masks of discrete actions only, got one for "
+        "reset: info/action_mask/force: expected masks of discrete actions only, got a mask for "
         f"{Nested().action_spec['force']!r}. Use the nest of the action, with None for leaves "
         "that cannot be masked.",
     ),

@@ -206,7 +206,7 @@ def test_the_picture():
         ),
         (
             {"start": (8, 9)},
-            "FourRooms.start: expected a cell other than the goal, got (8, 9), the goal.",
+            "FourRooms.start: expected a cell other than the goal, got the goal, (8, 9).",
         ),
     ],
 )

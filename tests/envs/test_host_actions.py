@@ -38,7 +38,7 @@ def test_actions_of_the_spec_pass(spec, action):
         (specs.MultiDiscreteSpec([2, 3]), [[1, 2], [1, 3]], "from 0 to [1, 2], got 3 at [1, 1]."),
         (BOX, [[0.0], [np.nan]], "action for x: expected finite numbers, got nan at [1, 0]."),
         ({"a": TWO}, {"b": [1, 1]}, "action for x: expected the items a, got b. Pass actions that "
-         "match env.action_spec, with its nest."),
+         "match env.action_spec and its nest."),
         ({"a": TWO}, {"a": [1, 3]}, "action for x/a: expected whole numbers from 1 to 2, got 3 at "
          "[1]."),
     ],

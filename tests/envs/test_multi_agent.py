@@ -352,7 +352,7 @@ class WrappersTest(parameterized.TestCase):
         (
             lambda: AgentId(env=tfrl.make_env("tf:CartPole-v1")),
             "AgentId: expected an environment with several agents (tfrl.envs.MultiAgentEnv), got "
-            "CartPole, which has one.",
+            "CartPole, which has one agent.",
         ),
         (
             lambda: CentralState(env=tfrl.make_env("tf:Relay-v0")),

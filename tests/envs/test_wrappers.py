@@ -381,7 +381,7 @@ def test_below_the_autoreset_is_the_wrong_side(wrap):
         wrap(env=CartPole())
     assert str(error.value).startswith(
         f"{wrap.__name__}: expected an environment with an autoreset mode to wrap, got the bare "
-        "CartPole. Below it "
+        "CartPole. Below the autoreset "
     )
 
 

@@ -161,7 +161,7 @@ ERRORS = {
     ),
     "step after the end": (
         lambda: episode(2, end="terminated").add_env_step(0.0, 0, 0.0),
-        "got a step while the episode is done",
+        "got a step while the episode has ended",
     ),
     "cut at the end": (
         lambda: episode(2, end="terminated").cut(),

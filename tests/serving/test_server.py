@@ -360,8 +360,8 @@ def test_grpc(two_versions):
         ("state_policy_hidden", tf.float32, [4, 2**33], "expected shape [4]"),
         ("episode_start", tf.bool, [2**40], "expected shape []"),
         ("episode_id", tf.string, [2**40], "expected shape []"),
-        ("observation_b", tf.complex128, [1, 2], "a tensor like float32, got complex128"),
-        ("observation_b", tf.string, [1, 2], "a tensor like float32, got string"),
+        ("observation_b", tf.complex128, [1, 2], "a tensor of float32, got complex128"),
+        ("observation_b", tf.string, [1, 2], "a tensor of float32, got string"),
         ("other", tf.float32, [2**40], "expected observation_a, observation_b, state"),
     ],
 )
@@ -478,7 +478,7 @@ def test_episodes_of_nests_come_back(tmp_path):
     with pytest.raises(UserError, match="expected files .*, got no such file"):
         read_episodes(tmp_path / "missing")
     (tmp_path / "b.episodes.npz").write_bytes(b"x")
-    with pytest.raises(UserError, match="b.episodes.npz: expected a file that write_episodes"):
+    with pytest.raises(UserError, match="b.episodes.npz: expected a file from write_episodes"):
         read_episodes(tmp_path)
 
 
@@ -523,7 +523,7 @@ def test_batches_wait_for_others_and_no_longer():
     assert asyncio.run(ask(0.0, 2, [numbers(*range(5))])) == [[0.0, 2.0, 4.0, 6.0, 8.0]]
     assert sizes == [2, 2, 1]
     first, second = asyncio.run(ask(0.1, 64, [numbers(1.0), numbers(2.0)], max_queue=1))
-    assert first == [2.0] and isinstance(second, Busy) and "at most 1 rows" in str(second)
+    assert first == [2.0] and isinstance(second, Busy) and "at most 1 waiting rows" in str(second)
     (error,) = asyncio.run(ask(0.0, 16, [numbers(*range(16))]))
     assert str(error) == "here: expected a, got b."
 

@@ -450,7 +450,7 @@ def test_hooks_are_called_once_a_trajectory_and_once_for_all():
         ),
         (
             {"postprocess_trajectories": lambda ts: [3]},
-            "postprocess_trajectories: expected a list of them, got int. Return "
+            "postprocess_trajectories: expected a list of SampledTrajectory, got int. Return "
             "trajectory.replace(...).",
         ),
     ],

@@ -387,8 +387,8 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_model": lambda self: tf.Module()},
-            "get_model of Wrong: expected a model with trainable variables, got one without any. "
-            "Add an Input, or call the model once on a batch of observations.",
+            "get_model of Wrong: expected a model with trainable variables, got a model without "
+            "trainable variables. Add an Input, or call the model once on a batch of observations.",
         ),
         (
             {"get_optimizer": lambda self: 0.1},

@@ -48,8 +48,7 @@ class Injection(struct.Struct):
         if self.kind == "replace" and self.num_actors >= size:
             raise UserError(
                 f"{name}.pop_size",
-                expected=f"more than {self.num_actors}, the number of actors that replace "
-                "candidates",
+                expected=f"more than the {self.num_actors} actors that replace candidates",
                 got=size,
                 remedy="Use a larger population, such as 10.",
             )
