@@ -138,12 +138,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="ids, with commas between; default all")
-    parser.add_argument("--num_envs", default="64,1024", help="numbers, with commas between")
-    parser.add_argument("--ppo", action="store_true", help="also PPO on each")
-    parser.add_argument("--peers", action="store_true", help="also gymnax")
-    parser.add_argument("--compile", default="xla", choices=("xla", "graph"), help="of random play")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--only", default="", help="comma-separated ids; default all")
+    parser.add_argument("--num_envs", default="64,1024", help="comma-separated numbers")
+    parser.add_argument("--ppo", action="store_true", help="measure PPO on each task too")
+    parser.add_argument("--peers", action="store_true", help="measure gymnax too")
+    parser.add_argument(
+        "--compile", default="xla", choices=("xla", "graph"), help="mode of random play"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args(argv)
 

@@ -26,8 +26,8 @@ from benchmarks.measure import ROOT, emit
 
 _OUT = flags.DEFINE_string("out", None, "File to write the digests to.")
 _COMPARE = flags.DEFINE_string("compare", None, "File of digests to compare with.")
-_CHECKOUT = flags.DEFINE_string("checkout", str(ROOT), "The version that runs.")
-_ONLY = flags.DEFINE_list("only", None, "Names of runs; all by default.")
+_CHECKOUT = flags.DEFINE_string("checkout", str(ROOT), "The checkout to run.")
+_ONLY = flags.DEFINE_list("only", None, "Names of the runs (default: all).")
 
 _COMMON = {
     "train.final_eval_episodes": "2",
@@ -127,7 +127,9 @@ def main(_: list[str]) -> None:
     found, differ = {}, []
     others = {run["stack"] for run in before.values() if "stack" in run} - {stack()}
     if others:
-        sys.exit(f"{_COMPARE.value} is of {', '.join(sorted(others))}; this is {stack()}.")
+        sys.exit(
+            f"{_COMPARE.value}: expected digests of {stack()}, got {', '.join(sorted(others))}."
+        )
     for name in _ONLY.value or filter(can_run, RUNS):
         found[name] = digest(name, pathlib.Path(_CHECKOUT.value).resolve())
         same = None
@@ -140,7 +142,7 @@ def main(_: list[str]) -> None:
     if _OUT.value:
         pathlib.Path(_OUT.value).write_text(json.dumps(found, indent=1) + "\n")
     if differ:
-        sys.exit(f"Others than before: {', '.join(differ)}")
+        sys.exit(f"Changed digests: {', '.join(differ)}")
 
 
 if __name__ == "__main__":

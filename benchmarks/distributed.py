@@ -103,7 +103,7 @@ def parameters_case(rounds: int) -> None:
             found = subscriber.pull()
             end = time.perf_counter()
             if found is None or found.learner_steps != i:
-                raise RuntimeError("what was published is not what was read")
+                raise RuntimeError("the pulled parameters differ from the published parameters")
             seconds["publish"].append(middle - begin)
             seconds["pull"].append(end - middle)
         subscriber.close()

@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--records", help="file for the lines")
+    parser.add_argument("--records", help="output file of the records")
     args = parser.parse_args(argv)
     found, env_steps = [], settings.assemble([GIN_FILE]).total_env_steps
     for optimizer in (evolution.NSGA2, RandomSearch):

@@ -243,8 +243,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help=f"of {', '.join(MEASUREMENTS)}; default all")
-    parser.add_argument("--peers", action="store_true", help="also Stable-Baselines3")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
+    parser.add_argument("--peers", action="store_true", help="measure Stable-Baselines3 too")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     names = [n for n in args.only.split(",") if n] or list(MEASUREMENTS)

@@ -214,10 +214,10 @@ def main() -> None:
     parser.add_argument("--modules", type=numbers, default=[1, 2, 8])
     parser.add_argument("--replicas", type=numbers, default=[1, 2, 4])
     parser.add_argument("--compile", default="graph", choices=("graph", "xla"))
-    parser.add_argument("--rows", type=int, default=2048, help="of each module")
+    parser.add_argument("--rows", type=int, default=2048, help="rows per module")
     parser.add_argument("--minibatch_size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.rows % args.minibatch_size:

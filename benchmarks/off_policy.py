@@ -220,7 +220,7 @@ class Served:
             return dict(json.loads(line))
         self.close()
         self._errors.seek(0)
-        why = "ended" if ready else f"said nothing for {timeout:g} s"
+        why = "ended" if ready else f"printed nothing for {timeout:g} s"
         raise SystemExit(f"{self.name} {why}:\n{self._errors.read()[-2000:]}")
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
     parser.add_argument("--peers", default="", help=f"some of {', '.join(task.peers)}")
     parser.add_argument("--compile", default="auto", choices=("auto", "xla", "graph"))
     # Many short turns: if the machine's speed varies, ratios of long turns vary more.
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args(argv)
     places = names_of(args.where, where, "--where")

@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gin_file", default="pbt/ppo_tf_cartpole.gin")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--env_steps", type=int, default=2_000_000, help="of all members")
+    parser.add_argument("--env_steps", type=int, default=2_000_000, help="env steps of all members")
     parser.add_argument("--episodes", type=int, default=100)
     args = parser.parse_args()
     for seed in range(args.seeds):

@@ -31,7 +31,7 @@ def main() -> None:
     """Measures whole generations, ten in one compiled call."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--population", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", default="Breakout-MinAtar")
     parser.add_argument("--num_envs", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 

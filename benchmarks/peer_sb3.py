@@ -82,7 +82,7 @@ def main() -> None:
     parser = peer_serving.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--algorithm", default="ppo", choices=("ppo", "sac", "td3", "dqn"))
-    parser.add_argument("--num_envs", type=int, default=4, help="of ppo")
+    parser.add_argument("--num_envs", type=int, default=4, help="environments of PPO")
     args = parser.parse_args()
     if args.algorithm == "ppo":
         print(json.dumps(ppo(args.num_envs, args.seconds)))

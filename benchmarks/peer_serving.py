@@ -15,9 +15,13 @@ from typing import Any
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options of every peer."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--seconds", type=float, default=6.0, help="of one measurement")
-    made.add_argument("--served", action="store_true", help="measure once a line of standard input")
-    made.add_argument("--random_steps", type=int, default=1000, help="environment steps at first")
+    made.add_argument("--seconds", type=float, default=6.0, help="seconds per measurement")
+    made.add_argument(
+        "--served", action="store_true", help="measure once per line of standard input"
+    )
+    made.add_argument(
+        "--random_steps", type=int, default=1000, help="number of initial random steps"
+    )
     return made
 
 

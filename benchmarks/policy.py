@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", default="64,64", help="units of the layers")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--calls", type=int, default=100, help="in a round, of each")
+    parser.add_argument("--calls", type=int, default=100, help="calls per round")
     args = parser.parse_args()
     hidden = tuple(int(size) for size in args.hidden.split(","))
     agent = PPO(

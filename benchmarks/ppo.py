@@ -85,9 +85,9 @@ def main() -> None:
     parser.add_argument("--env", default="tf:CartPole-v1")
     parser.add_argument("--num_envs", type=int, default=64)
     parser.add_argument("--compile", default="auto", choices=("auto", "xla", "graph"))
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", action="store_true", help="also Stable-Baselines3")
+    parser.add_argument("--peers", action="store_true", help="measure Stable-Baselines3 too")
     args = parser.parse_args()
 
     run, choices = tfrl_runner(args.env, args.num_envs, args.compile, args.seconds)

@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--num_envs", type=int, default=1)
     parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--fold", type=int, default=100, help="iterations in one call")
+    parser.add_argument("--fold", type=int, default=100, help="iterations per call")
     parser.add_argument("--compile", choices=("graph", "xla"), default="graph")
     flags = parser.parse_args()
     sizes = {name: getattr(flags, name) for name in ("capacity", "batch_size", "num_envs")}

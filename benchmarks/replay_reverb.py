@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of reading, each time")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement")
     flags = parser.parse_args(argv)
     for name in flags.cases.split(","):
         run_case(name, flags.rounds, flags.seconds)

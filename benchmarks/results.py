@@ -202,7 +202,7 @@ def write_page(page: pathlib.Path, text: str) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise SystemExit(f"{page}: expected the marks {BEGIN} and {END}, found at most one")
+        raise SystemExit(f"{page}: expected the marks {BEGIN} and {END}, got at most one")
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
@@ -261,23 +261,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seeds", type=int, help="runs seeds 0 to this, less one; default what a claim asks for"
+        "--seeds", type=int, help="number of seeds, from 0; default: as in the claim"
     )
     parser.add_argument(
-        "--gin_files", default="", help="others than the claims' files, with commas between"
+        "--gin_files", default="", help="comma-separated gin files instead of the claims' files"
     )
     parser.add_argument(
         "--bindings",
         action="append",
         default=[],
-        help="of --gin_files, in gin; may be repeated",
+        help="gin bindings of --gin_files; may be repeated",
     )
-    parser.add_argument("--variant", default="", help="names the bindings in table and pictures")
-    parser.add_argument("--only", default="", help="gin files, with commas between; default all")
-    parser.add_argument("--records", help="of the records; default docs/results, or --root_dir")
-    parser.add_argument("--root_dir", default="runs/results", help="of the runs")
+    parser.add_argument("--variant", default="", help="name of the bindings in tables and figures")
+    parser.add_argument("--only", default="", help="comma-separated gin files; default all")
     parser.add_argument(
-        "--write_docs", action="store_true", help="renders docs/results.md and its curves"
+        "--records", help="folder of the records; default docs/results, or --root_dir"
+    )
+    parser.add_argument("--root_dir", default="runs/results", help="folder of the runs")
+    parser.add_argument(
+        "--write_docs", action="store_true", help="render docs/results.md and its curves"
     )
     args = parser.parse_args(argv)
 
@@ -285,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     own = [name for name in args.gin_files.split(",") if name]
     root = pathlib.Path(args.records or (args.root_dir if own else RECORDS))
     if (args.bindings or args.variant) and not own:
-        raise SystemExit("--bindings and --variant: expected --gin_files beside them, got none")
+        raise SystemExit("--bindings and --variant: expected --gin_files, got none")
     claims = choose(args.only)
     if own:
         claims = of_files(own, args.bindings, args.variant, args.seeds or 5)

@@ -87,7 +87,7 @@ def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
                 if line.startswith("Serving"):
                     yield int(line.rpartition(":")[2].partition("/")[0])
                     return
-            raise SystemExit("tfrl-serve ended")
+            raise SystemExit("tfrl-serve has ended")
         finally:
             process.terminate()
 
@@ -95,9 +95,9 @@ def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line and measures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--clients", default="1,8,32", help="numbers of them, with commas between")
-    parser.add_argument("--rows", type=int, default=1, help="of each request")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per measurement")
+    parser.add_argument("--clients", default="1,8,32", help="comma-separated numbers of clients")
+    parser.add_argument("--rows", type=int, default=1, help="rows per request")
     parser.add_argument("--batch_timeout_ms", type=float, default=0.0, help="flag of tfrl-serve")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

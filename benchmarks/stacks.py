@@ -95,7 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     missing = [str(path) for path in PYTHONS.values() if not path.exists()]
     if missing:
-        raise SystemExit(f"{', '.join(missing)}: run make venv venv-current.")
+        raise SystemExit(f"missing {', '.join(missing)}; run: make venv venv-current")
     for task in args.only.split(","):
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in PYTHONS}
         for _ in range(args.rounds):

@@ -43,7 +43,7 @@ def _make(time_step_spec: Any, action_spec: Any) -> Any:
 
 
 def _no_reference(mode: str, **sizes: Any) -> Any:
-    raise SystemExit("the tutorial's loop is on the host: choose --where=host or reverb")
+    raise SystemExit("the tutorial's loop runs on the host; use --where=host or reverb")
 
 
 TASK = off_policy.Task(

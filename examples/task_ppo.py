@@ -131,6 +131,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("seed", 0, "Of model, environments and actions.")
+    flags.DEFINE_integer("seed", 0, "Seed of model, environments and actions.")
     flags.DEFINE_integer("env_steps", 80_000, "Env steps of training.")
     app.run(main)

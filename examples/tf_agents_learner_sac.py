@@ -26,14 +26,16 @@ from tfrl.compat import tf_agents as compat
 from tfrl.learners import ModuleConfig
 
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of environments, parameters and exploration.")
-_ENV_STEPS = flags.DEFINE_integer("env_steps", 20_000, "Env steps of the training.")
-_RANDOM_STEPS = flags.DEFINE_integer("random_steps", 500, "Of them, played at random at first.")
+_ENV_STEPS = flags.DEFINE_integer("env_steps", 20_000, "Env steps of training.")
+_RANDOM_STEPS = flags.DEFINE_integer("random_steps", 500, "Initial env steps with random actions.")
 _STEPS_PER_RUN = flags.DEFINE_integer(
-    "steps_per_run", 10, "Env steps, and then as many train steps, of one call."
+    "steps_per_run", 10, "Env steps per call, followed by as many train steps."
 )
 _EVAL_INTERVAL = flags.DEFINE_integer("eval_interval", 5_000, "Env steps between evaluations.")
-_EVAL_EPISODES = flags.DEFINE_integer("eval_episodes", 32, "Episodes of an evaluation.")
-_ROOT_DIR = flags.DEFINE_string("root_dir", None, "For checkpoints; by default a temporary one.")
+_EVAL_EPISODES = flags.DEFINE_integer("eval_episodes", 32, "Episodes per evaluation.")
+_ROOT_DIR = flags.DEFINE_string(
+    "root_dir", None, "Folder for checkpoints (default: a temporary folder)."
+)
 
 
 def main(argv):

@@ -142,7 +142,7 @@ class TestConfig:
     def test_what_is_missing_or_negative(self):
         with pytest.raises(UserError, match="num_update_steps of RLTaskConfig: .* got None"):
             RLTaskConfig()
-        with pytest.raises(UserError, match="With 0 one runs in turn"):
+        with pytest.raises(UserError, match="0 for one synchronous worker"):
             config(num_env_workers=-1)
 
 

@@ -178,7 +178,7 @@ class SeedTest(parameterized.TestCase):
     def test_without_seeds_it_says_so(self):
         with self.assertLogs("absl", "WARNING") as logs, make(fakes.Unseeded) as env:
             env.reset(0)
-        self.assertIn("takes no seeds: its episodes cannot be repeated", logs.output[0])
+        self.assertIn("ignores seeds, so its episodes are not reproducible", logs.output[0])
 
 
 class LimitTest(parameterized.TestCase):

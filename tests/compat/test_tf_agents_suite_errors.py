@@ -18,7 +18,7 @@ FORMS = (
 )
 LOAD = (
     "expected arguments of the task (discount, env_wrappers, gym_env_wrappers, gym_kwargs, "
-    "render_kwargs, spec_dtype_map) or (action_mask, env), got"
+    "render_kwargs, spec_dtype_map) or of make_env (action_mask, env), got"
 )
 
 
@@ -38,7 +38,7 @@ ERRORS = {
     ),
     "no_form": (
         ("tf_agents:thing", {}),
-        f"environment tf_agents:thing: {FORMS}, got 'thing'. Give one of them.",
+        f"environment tf_agents:thing: {FORMS}, got 'thing'. Use one of these forms.",
     ),
     "suite": (
         ("tf_agents:suite_gyms/CartPole-v1", {}),
@@ -48,29 +48,28 @@ ERRORS = {
     ),
     "task_of_gym": (
         ("tf_agents:suite_gym/CartPol-v1", {}),
-        "environment tf_agents:suite_gym/CartPol-v1: expected a task of gym 0.23.0, of which "
-        "suite_gym is made, got 'CartPol-v1'. Did you mean CartPole-v1?",
+        "environment tf_agents:suite_gym/CartPol-v1: expected a task of gym 0.23.0, which "
+        "suite_gym uses, got 'CartPol-v1'. Did you mean CartPole-v1?",
     ),
     "atari": (
         ("tf_agents:suite_atari/Pong-v0", {}),
-        "tf_agents:suite_atari/Pong-v0: expected the packages that suite_atari needs, got no "
-        "Pong-v0 in gym 0.23.0. Such tasks are there in the suite gymnasium too, for example "
-        "gymnasium:ALE/Pong-v5.",
+        "tf_agents:suite_atari/Pong-v0: expected the packages that suite_atari requires, got no "
+        "Pong-v0 in gym 0.23.0. Use the suite gymnasium, for example gymnasium:ALE/Pong-v5.",
     ),
     "module": (
         ("tf_agents:not_there.at_all:make", {}),
-        "environment tf_agents:not_there.at_all:make: expected a module that is installed, "
-        "got no module named not_there. Install it, or put its folder on PYTHONPATH.",
+        "environment tf_agents:not_there.at_all:make: expected an installed module, got no module "
+        "named not_there. Install it, or add its folder to PYTHONPATH.",
     ),
     "function": (
         (f"tf_agents:{MODULE}:coridor", {}),
-        f"tf_agents:{MODULE}:coridor: expected a function of {MODULE} behind the last colon, got "
+        f"tf_agents:{MODULE}:coridor: expected a function of {MODULE} after the last colon, got "
         "coridor. Did you mean corridor?",
     ),
     "an_object_of_a_module": (
         (f"tf_agents:{MODULE}:OBS", {}),
-        f"env of tf_agents:{MODULE}:OBS: expected a function that makes an environment: "
-        f"evaluations need others, got {fakes.OBS!r}. Give env=lambda: MyEnvironment().",
+        f"env of tf_agents:{MODULE}:OBS: expected a function that creates an environment, since "
+        f"evaluations need their own, got {fakes.OBS!r}. Pass env=lambda: MyEnvironment().",
     ),
     "argument": (
         (GYM, dict(discont=0.9)),
@@ -82,128 +81,127 @@ ERRORS = {
     ),
     "argument_of_a_function": (
         (f"tf_agents:{MODULE}:corridor", dict(lenght=3)),
-        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or "
-        "(action_mask, env), got lenght. Did you mean length?",
+        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or of "
+        "make_env (action_mask, env), got lenght. Did you mean length?",
     ),
     "missing_argument": (
         ("tf_agents:x", dict(env=lambda size: fakes.Corridor(size))),
         "make_env('tf_agents:x'): expected the arguments that the task requires (size), got no "
-        "size. Give make_env size=....",
+        "size. Pass size=... to make_env.",
     ),
     "limit": (
         (GYM, dict(max_episode_steps=501)),
-        f"max_episode_steps of {GYM}: expected at most 500, after which the environment ends its "
-        "episodes itself, got 501. Leave it out, or make the environment without its time limit.",
+        f"max_episode_steps of {GYM}: expected at most 500, the environment's own limit, got 501. "
+        "Leave it out, or create the environment without its time limit.",
     ),
     "no_limit": (
         (GYM, dict(max_episode_steps=-1)),
-        f"max_episode_steps of {GYM}: expected at most 500, after which the environment ends its "
-        "episodes itself, got -1. Leave it out, or make the environment without its time limit.",
+        f"max_episode_steps of {GYM}: expected at most 500, the environment's own limit, got -1. "
+        "Leave it out, or create the environment without its time limit.",
     ),
     "cached": (
         (GYM, dict(autoreset="SAME_STEP_CACHED")),
         f"autoreset of {GYM}: expected NEXT_STEP, SAME_STEP or DISABLED, got SAME_STEP_CACHED, "
-        "which restores a stored start state. Choose another mode: the state of a host "
-        "environment cannot be restored.",
+        "which restores a stored start state. Choose a different mode: a host environment cannot "
+        "restore its state.",
     ),
     "same_step_of_a_batch": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=2)),
-        "autoreset of tf_agents:x: expected NEXT_STEP or DISABLED: one row of its batch cannot be "
-        "reset alone, got SAME_STEP. Give autoreset='NEXT_STEP'.",
+        "autoreset of tf_agents:x: expected NEXT_STEP or DISABLED, since it cannot reset single "
+        "rows, got SAME_STEP. Pass autoreset='NEXT_STEP'.",
     ),
     "batch_size": (
         ("tf_agents:x", dict(env=fakes.Together, num_envs=3, autoreset="NEXT_STEP")),
-        "batch size of tf_agents:x: expected a divisor of num_envs=3: the batch is made of whole "
-        "environments, got 2. Give num_envs=2, for evaluation too, or a function with the argument "
-        "num_envs.",
+        "batch size of tf_agents:x: expected a divisor of num_envs=3, since the batch consists of "
+        "entire environments, got 2. Pass num_envs=2, also for evaluation, or a function with the "
+        "argument num_envs.",
     ),
     "num_envs_of_a_function": (
         ("tf_agents:x", dict(env=lambda num_envs: fakes.Together(), num_envs=4)),
-        "batch size of tf_agents:x: expected 4: the batch is made of whole environments, got 2. "
-        "Give num_envs=2, for evaluation too, or a function with the argument num_envs.",
+        "batch size of tf_agents:x: expected 4, since the batch consists of entire environments, "
+        "got 2. Pass num_envs=2, also for evaluation, or a function with the argument num_envs.",
     ),
     "an_environment_instead_of_a_function": (
         ("tf_agents:x", dict(env=3)),
-        "env of tf_agents:x: expected a function that makes an environment: evaluations need "
-        "others, got 3. Give env=lambda: MyEnvironment().",
+        "env of tf_agents:x: expected a function that creates an environment, since evaluations "
+        "need their own, got 3. Pass env=lambda: MyEnvironment().",
     ),
     "no_environment": (
         ("tf_agents:x", dict(env=lambda: 3)),
         "tf_agents:x: expected a function that returns a PyEnvironment or TFEnvironment of "
-        "TF-Agents, got one that returns 3. Return such an environment; for others there are the "
-        "suites gymnasium and envpool.",
+        "TF-Agents, got a function that returns 3. Return such an environment, or use the suites "
+        "gymnasium and envpool.",
     ),
     "isolation": (
         ("tf_agents:x", dict(env=isolated)),
-        "tf_agents:x: expected a TFPyEnvironment without a thread of its own, got one with "
-        "isolation. Return its PyEnvironment: it is called from one thread only.",
+        "tf_agents:x: expected a TFPyEnvironment without its own thread, got a TFPyEnvironment "
+        "with isolation. Return its PyEnvironment, which runs in a single thread.",
     ),
     "wrapper": (
         (GYM, dict(wrappers=(ActionRepeat,))),
         f"wrappers of {GYM}: expected functions PyEnvironment -> PyEnvironment, got ActionRepeat, "
-        "a wrapper of device environments. Take the one of tf_agents.environments.wrappers that "
-        "does the same; "
-        "RewardScale, RewardClip and RewardNormalize may be outer_wrappers.",
+        "a wrapper of device environments. Use the equivalent wrapper of "
+        "tf_agents.environments.wrappers, or pass RewardScale, RewardClip or RewardNormalize as "
+        "outer_wrappers.",
     ),
     "outer_wrapper": (
         (GYM, dict(outer_wrappers=(lambda env: 3,))),
-        f"outer_wrappers of {GYM}: expected RewardScale, RewardClip or RewardNormalize, got 1 "
-        "others. Give functions PyEnvironment -> PyEnvironment as wrappers.",
+        f"outer_wrappers of {GYM}: expected RewardScale, RewardClip or RewardNormalize, got "
+        "unsupported wrappers (1). Pass functions PyEnvironment -> PyEnvironment as wrappers.",
     ),
     "mask_argument": (
         (GYM, dict(action_mask=3)),
         f"action_mask of {GYM}: expected the path of the mask in the observation, or a function "
-        "obs -> (rest, mask), got 3. Give for example action_mask='mask'.",
+        "obs -> (rest, mask), got 3. Pass a path such as action_mask='mask'.",
     ),
     "mask_path": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/2")),
         "action_mask of tf_agents:x: expected a path in the observation (rules/0, rules/1, seen), "
-        "got 'rules/2'. Give the path of the mask, or a function obs -> (rest, mask).",
+        "got 'rules/2'. Pass the path of the mask, or a function obs -> (rest, mask).",
     ),
     "mask_shape": (
         ("tf_agents:x", dict(env=fakes.Masked, action_mask="rules/1")),
-        "action_mask of tf_agents:x: expected shape [[3]], as the actions have, got [[]]. Name the "
-        "part of the observation that has a number for each action.",
+        "action_mask of tf_agents:x: expected shape [[3]], as in the action spec, got [[]]. "
+        "Select the part of the observation with one number per action.",
     ),
     "reward_spec": (
         ("tf_agents:x", changed(reward=array_spec.ArraySpec([2], np.float32))),
-        "reward spec of tf_agents:x: expected one number a step, a spec of shape (), got "
-        "ArraySpec(shape=(2,), dtype=dtype('float32'), name=None). Wrap the environment so that it "
-        "pays one number, for example their sum.",
+        "reward spec of tf_agents:x: expected one number per step, a spec of shape (), got "
+        "ArraySpec(shape=(2,), dtype=dtype('float32'), name=None). Wrap the environment to return "
+        "a scalar reward, for example the sum.",
     ),
     "observation_spec": (
         ("tf_agents:x", changed(observation={"a": [array_spec.ArraySpec([2], np.str_)]})),
-        "observation spec a/0 of tf_agents:x: expected an ArraySpec or TensorSpec of numbers, "
-        "with a static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None).",
+        "observation spec a/0 of tf_agents:x: expected a numeric ArraySpec or TensorSpec with a "
+        "static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None).",
     ),
     "first_in_the_middle": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(0)))),
-        "step_type of a step of tf_agents:x: expected ['MID or LAST'], got ['FIRST']. Begin an "
-        "episode with FIRST, after reset and in the step after LAST, and nowhere else; "
-        "PyEnvironment(handle_auto_reset=True) does so.",
+        "step_type of a step of tf_agents:x: expected ['MID or LAST'], got ['FIRST']. Return "
+        "FIRST only after reset and in the step after LAST, as "
+        "PyEnvironment(handle_auto_reset=True) does.",
     ),
     "reset_without_first": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(1)))),
-        "step_type of a reset of tf_agents:x: expected FIRST, got ['MID']. Begin an episode with "
-        "FIRST, after reset and in the step after LAST, and nowhere else; "
-        "PyEnvironment(handle_auto_reset=True) does so.",
+        "step_type of a reset of tf_agents:x: expected FIRST, got ['MID']. Return FIRST only "
+        "after reset and in the step after LAST, as PyEnvironment(handle_auto_reset=True) does.",
     ),
     "reward": (
         ("tf_agents:x", changed(lambda step: step._replace(reward=np.zeros(2)))),
-        "reward of tf_agents:x: expected one number of each environment, got shape [2].",
+        "reward of tf_agents:x: expected one number per environment, got shape [2].",
     ),
     "list": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=[0.0, 1.0, 2.0]))),
-        "observation of tf_agents:x: expected 1 arrays, as observation_spec says, got 3. Give "
-        "arrays, not lists of numbers, in the structure of observation_spec.",
+        "observation of tf_agents:x: expected 1 arrays, as in observation_spec, got 3. Return "
+        "arrays instead of lists, in the structure of observation_spec.",
     ),
     "observation": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=np.zeros(2)))),
-        "observation of tf_agents:x: expected shape [1, 3], as the space says, got [1, 2].",
+        "observation of tf_agents:x: expected shape [1, 3], as in the space, got [1, 2].",
     ),
     "dtype": (
         ("tf_agents:x", changed(observation=array_spec.ArraySpec([3], np.int32))),
-        "observation of tf_agents:x: expected int32, as the space says, got float32.",
+        "observation of tf_agents:x: expected int32, as in the space, got float32.",
     ),
 }
 
@@ -230,7 +228,7 @@ def test_what_was_made_before_an_error_is_closed():
         made.append(fakes.Corridor())
         return made[-1] if len(made) < 3 else 3
 
-    with pytest.raises(UserError, match="one that returns 3"):
+    with pytest.raises(UserError, match="a function that returns 3"):
         tfrl.make_env("tf_agents:x", num_envs=3, env=corridor)
     assert [env.closed for env in made] == [1, 1, 0]
 
@@ -256,9 +254,8 @@ def test_episodes_longer_than_told_in_a_batch():
         for _ in range(2):
             state = env.step(state, np.ones(2, np.int32))
     assert str(told.value) == (
-        "max_episode_steps of tf_agents:x: expected episodes that the environments themselves end "
-        "after at most 2 steps: one row of their batch cannot be reset alone, got longer ones in "
-        "rows [0]."
+        "max_episode_steps of tf_agents:x: expected episodes that end after at most 2 steps, "
+        "since single rows cannot be reset, got longer episodes in rows [0]."
     )
 
 
@@ -274,7 +271,7 @@ def test_packages_of_suites(suite, task, remedy):
     if suite.is_available():
         pytest.skip("its package is installed")
     name = suite.__name__.rpartition(".")[2]
-    with pytest.raises(UserError, match=f"the packages that {name} needs.*{remedy}"):
+    with pytest.raises(UserError, match=f"the packages that {name} requires.*{remedy}"):
         tfrl.make_env(f"tf_agents:{name}/{task}")
 
 

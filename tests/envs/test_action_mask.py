@@ -175,18 +175,18 @@ class ActionMaskTest(parameterized.TestCase):
             ActionMask(env=Identity())
         self.assertEqual(
             str(error.value),
-            "ActionMask: expected an environment that gives info['action_mask'], got Identity, "
-            "which does not. Give it in reset and in step: which actions are valid at the "
-            "observation.",
+            "ActionMask: expected an environment that returns info['action_mask'], got Identity, "
+            "whose info has no mask. Return the valid actions at the observation from reset and "
+            "step.",
         )
-        with pytest.raises(UserError, match="the last observation of an episode would have no m"):
+        with pytest.raises(UserError, match="the last observation of an episode has no mask"):
             ActionMask(env=made())
         with pytest.raises(UserError) as error:
             ActionMask(env=ActionMask(env=OneValid()))
         self.assertEqual(
             str(error.value),
-            "the observation of OneValid: expected no item 'action_mask' beside the one of info, "
-            "got items ['action_mask', 'observation'].",
+            "the observation of OneValid: expected no item 'action_mask' in addition to the one "
+            "in info, got items ['action_mask', 'observation'].",
         )
 
     def test_several_agents_have_their_masks_in_their_observations(self):
@@ -205,9 +205,9 @@ class ActionMaskTest(parameterized.TestCase):
             )
         self.assertEqual(
             str(error.value),
-            "ActionMask: expected an environment of one agent, got Masked, whose info has the "
-            "masks of several. Make each agent's observation a Dict with the item 'action_mask', "
-            "and leave it out of info.",
+            "ActionMask: expected a single-agent environment, got Masked, whose info has masks of "
+            "several agents. Add the item 'action_mask' to each agent's observation, a Dict, and "
+            "remove it from info.",
         )
 
 

@@ -62,13 +62,13 @@ def test_several_pass_our_checker(mode):
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="expected one environment, got 2"):
+    with pytest.raises(UserError, match="expected one environment, got 2 environments"):
         as_gymnasium(tfrl.make_env("tf:Catch", num_envs=2), vector=False)
     with pytest.raises(UserError, match="a bare CartPole"):
         as_gymnasium(tfrl.make_env("tf:CartPole-v1").unwrapped)
     relay = as_gymnasium(tfrl.make_env("tf:Relay-v0"))
     relay.reset(seed=0)
-    with pytest.raises(UserError, match="a reward for each of several agents"):
+    with pytest.raises(UserError, match="one reward for each of several agents"):
         relay.step(relay.action_space.sample())
     with pytest.raises(gymnasium.error.ResetNeeded):
         as_gymnasium(tfrl.make_env("tf:Catch")).step(0)

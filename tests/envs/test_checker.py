@@ -107,11 +107,11 @@ BARE = {
     ),
     "no_spec": (
         lambda: broken(obs_spec=property(lambda self: {"a": 3})),
-        "obs_spec a: expected a TensorSpec with a static shape (of one environment), got 3.",
+        "obs_spec a: expected a TensorSpec with the static shape of a single environment, got 3.",
     ),
     "open_shape": (
         lambda: broken(action_spec=property(lambda self: tf.TensorSpec([None], tf.float32))),
-        "action_spec .: expected a TensorSpec with a static shape",
+        "action_spec .: expected a TensorSpec with the static shape",
     ),
     "num_envs": (
         lambda: struct.logic_dataclass(type("Broken", (Good,), {}))(num_envs=0),
@@ -119,7 +119,7 @@ BARE = {
     ),
     "no_state": (
         lambda: broken(reset=lambda self, key: {}),
-        "what reset returns: expected an EnvState, got dict.",
+        "return value of reset: expected an EnvState, got dict.",
     ),
     "other_nest": (
         lambda: changed("reset", obs=lambda s: {"x": s.obs, "y": s.obs}),
@@ -151,8 +151,8 @@ BARE = {
     ),
     "reset_reward": (
         lambda: changed("reset", reward=lambda s: tf.ones([B])),
-        "reset: reward: expected 0 or False in every environment, since no step was taken, "
-        "got [1.0, 1.0, 1.0].",
+        "reset: reward: expected 0 or False in every environment before the first step, got [1.0, "
+        "1.0, 1.0].",
     ),
     "reset_flag": (
         lambda: changed("reset", termination=lambda s: tf.constant([False, True, False])),
@@ -160,16 +160,18 @@ BARE = {
     ),
     "more_from_step": (
         lambda: changed("step", info=lambda s: {"bonus": s.reward}),
-        "state/info/bonus: expected the same from step as from reset, nothing, got float32 [3].",
+        "state/info/bonus: expected the same leaf from step as from reset, nothing, got float32 "
+        "[3].",
     ),
     "less_from_step": (
         lambda: changed("reset", info=lambda s: {"bonus": s.reward}),
-        "state/info/bonus: expected the same from step as from reset, float32 [3], got nothing.",
+        "state/info/bonus: expected the same leaf from step as from reset, float32 [3], got "
+        "nothing.",
     ),
     "unseeded_reset": (
         lambda: broken(start=lambda self, key: tf.random.uniform([B, 2])),
         "reset: env_state/place: expected the same result from the same key, state and action, "
-        "got another one at the second call.",
+        "got a different result from the second call.",
     ),
     "unseeded_step": (
         lambda: broken(pay=lambda self, place: tf.fill([B], float(next(COUNTER)))),
@@ -177,9 +179,9 @@ BARE = {
     ),
     "ignores_the_key": (
         lambda: broken(start=lambda self, key: tf.constant([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])),
-        "reset: expected other starts from another seed, got the same from 33 seeds. Draw each "
-        "row's start from the key, with shape [num_envs, ...]; for a task with one start only, "
-        "call check_env(env, stochastic=False).",
+        "reset: expected different starts from different seeds, got the same start from 33 seeds. "
+        "Draw each row's start from the key, with shape [num_envs, ...]; for a task with a single "
+        "start, call check_env(env, stochastic=False).",
     ),
     "same_rows": (
         lambda: broken(start=lambda self, key: tf.tile(seeding.uniform(key, [1, 2]), [B, 1])),
@@ -189,15 +191,15 @@ BARE = {
     ),
     "reads_obs": (
         lambda: broken(step=reads_obs),
-        "step: expected to read state.env_state only, got ",
+        "step: expected a step that reads only state.env_state, got ",
     ),
     "depends_on_reward": (
         lambda: broken(step=changes_with_reward),
-        "step: reward: expected to depend on state.env_state only",
+        "step: reward: expected a result that depends only on state.env_state",
     ),
     "does_not_compile": (
         lambda: broken(move=stops_graphs),
-        "step in tf.function: expected to compile, got AttributeError: ",
+        "step in tf.function: expected a step that compiles, got AttributeError: ",
     ),
     "nan": (
         lambda: broken(show=second_is_nan),
@@ -258,7 +260,9 @@ def test_the_lists_of_exceptions():
         with pytest.raises(UserError, match="the arguments that the task requires"):
             tfrl.make_env(env_id)
     for env_id in ONE_START:
-        with pytest.raises(UserError, match="reset: expected other starts from another seed"):
+        with pytest.raises(
+            UserError, match="reset: expected different starts from different seeds"
+        ):
             check_env(tfrl.make_env(env_id), steps=1)
 
 
@@ -335,25 +339,25 @@ CONTRACT = {
     "autoreset_flag": (
         SAME,
         info("autoreset", at_ends),
-        "step 2 under SAME_STEP: info/autoreset: expected True exactly in rows that are no steps, "
-        "got otherwise in rows [1].",
+        "step 2 under SAME_STEP: info/autoreset: expected True only in rows that are not steps, "
+        "got a mismatch in rows [1].",
     ),
     "final_obs_of_the_next_episode": (
         NEXT,
         info("final_obs", lambda s: s.obs + 1.0),
-        "step 1 under NEXT_STEP: info/final_obs: expected to equal obs, got otherwise in rows "
+        "step 1 under NEXT_STEP: info/final_obs: expected the value of obs, got a mismatch in rows "
         "[0, 1, 2].",
     ),
     "final_obs_beside_an_end": (
         SAME,
         info("final_obs", lambda s: s.obs + 1.0),
-        "step 1 under SAME_STEP: info/final_obs: expected to equal obs",
+        "step 1 under SAME_STEP: info/final_obs: expected the value of obs",
     ),
     "length_that_goes_on": (
         SAME,
         info("episode_length", lambda s: s.info["episode_length"] + tf.cast(at_ends(s), tf.int32)),
-        "step 2 under SAME_STEP: info/episode_length: expected the steps of the episode so far, "
-        "[2, 2, 2], got otherwise in rows [1] ([2, 3, 2]).",
+        "step 2 under SAME_STEP: info/episode_length: expected the number of steps in the episode "
+        "so far, [2, 2, 2], got a mismatch in rows [1] ([2, 3, 2]).",
     ),
     "return_without_the_last_reward": (
         SAME,
@@ -368,17 +372,17 @@ CONTRACT = {
     "the_first_start_again": (
         SAME,
         lambda new: new.replace(obs=rows(at_ends(new), new.info["first"], new.obs)),
-        "step 6 under SAME_STEP: obs: expected a new start after an end, not the first one again",
+        "step 6 under SAME_STEP: obs: expected a new start after an end, not the first start",
     ),
     "another_start_under_cached": (
         CACHED,
         lambda new: new.replace(obs=rows(at_ends(new), new.obs + 0.5, new.obs)),
-        "step 2 under SAME_STEP_CACHED: obs: expected the first start again after an end",
+        "step 2 under SAME_STEP_CACHED: obs: expected the first start after an end",
     ),
     "reward_of_a_reset_row": (
         NEXT,
         lambda new: new.replace(reward=new.reward + tf.cast(new.info["autoreset"], tf.float32)),
-        "step 3 under NEXT_STEP: reward: expected 0 in rows that are no steps, got otherwise in "
+        "step 3 under NEXT_STEP: reward: expected 0 in rows that are not steps, got a mismatch in "
         "rows [1].",
     ),
     "flags_of_a_reset_row": (
@@ -395,24 +399,24 @@ CONTRACT = {
                 "final_obs": rows(new.info["autoreset"], new.info["first"], new.obs),
             },
         ),
-        "step 8 under NEXT_STEP: obs: expected a new start after an end, not the first one again",
+        "step 8 under NEXT_STEP: obs: expected a new start after an end, not the first start",
     ),
     "moves_on_when_frozen": (
         OFF,
         lambda new: new.replace(obs=rows(new.info["autoreset"], new.obs + 0.5, new.obs)),
-        "step 3 under DISABLED: obs: expected to equal the obs of the end",
+        "step 3 under DISABLED: obs: expected the value of the last obs",
     ),
     "forgets_the_end": (
         OFF,
         lambda new: new.replace(
             termination=tf.logical_and(new.termination, ~new.info["autoreset"])
         ),
-        "step 3 under DISABLED: termination: expected to stay as it was at the end",
+        "step 3 under DISABLED: termination: expected the unchanged flag of the last step",
     ),
     "flag_of_a_frozen_row": (
         OFF,
         info("autoreset", lambda s: tf.zeros_like(s.info["autoreset"])),
-        "step 3 under DISABLED: info/autoreset: expected True exactly in rows that are no steps",
+        "step 3 under DISABLED: info/autoreset: expected True only in rows that are not steps",
     ),
 }
 
@@ -472,7 +476,7 @@ def test_one_row_that_always_starts_the_same():
         return new.replace(obs=rows(mask, new.info["first"], new.obs))
 
     env = Spoiled(env=scripted(SAME), spoil=spoil)
-    with pytest.raises(UserError, match=r"not the first one again, got otherwise in rows \[2\]"):
+    with pytest.raises(UserError, match=r"not the first start, got a mismatch in rows \[2\]"):
         check_env(env, steps=30)
 
 
@@ -482,7 +486,7 @@ def test_one_of_two_starts_for_ever():
     again = Spoiled(
         env=env, spoil=lambda new: new.replace(obs=rows(at_ends(new), new.info["first"], new.obs))
     )
-    with pytest.raises(UserError, match="a new start after an end, not the first one again"):
+    with pytest.raises(UserError, match="a new start after an end, not the first start"):
         check_env(again, steps=40)
 
 
@@ -491,7 +495,7 @@ def test_one_of_two_starts_for_ever():
     [
         ("autoreset", tf.ones([B], tf.bool), "reset: info/autoreset: expected False"),
         ("episode_length", tf.ones([B], tf.int32), "reset: info/episode_length: expected 0"),
-        ("final_obs", tf.zeros([B, 2]), "reset: info/final_obs: expected to equal obs"),
+        ("final_obs", tf.zeros([B, 2]), "reset: info/final_obs: expected the value of obs"),
     ],
 )
 def test_broken_reset(name, value, text):

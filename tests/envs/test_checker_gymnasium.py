@@ -80,19 +80,19 @@ SIGNATURE = (
 GYMNASIUM = {
     "no_space": (
         lambda: broken(observation_space=None),
-        "observation_space of Broken: expected a space of gymnasium.spaces, got none. Set "
-        "self.observation_space in __init__, to a Box or Discrete for example.",
+        "observation_space of Broken: expected a space of gymnasium.spaces, got None. Set "
+        "self.observation_space in __init__, for example to a Box or Discrete.",
     ),
     "no_gymnasium_space": (
         lambda: broken(action_space=2),
         "action_space of Broken: expected a space of gymnasium.spaces, got a builtins.int. Set "
-        "self.action_space in __init__, to a Box or Discrete for example.",
+        "self.action_space in __init__, for example to a Box or Discrete.",
     ),
     "unsupported_space": (
         lambda: broken(observation_space=spaces.Dict({"a": spaces.Text(3)})),
         "observation space a of Broken: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict "
         f"or Tuple, got Text ({spaces.Text(3)!r}). Encode it as a Box or MultiDiscrete of fixed "
-        "length, by a wrapper such as gymnasium.wrappers.TransformObservation: "
+        "length, with a wrapper such as gymnasium.wrappers.TransformObservation: "
         "wrappers=(function,).",
     ),
     "reset_signature": (
@@ -113,12 +113,12 @@ GYMNASIUM = {
     "render_mode": (
         lambda: broken(render_mode="rgb_array"),
         "render_mode of Broken: expected None or one of metadata['render_modes'], [], got "
-        "'rgb_array'. Add the mode to metadata['render_modes'], or make it without.",
+        "'rgb_array'. Add the mode to metadata['render_modes'], or leave out render_mode.",
     ),
     "render_fps": (
         lambda: broken(metadata={"render_modes": ["rgb_array"], "render_fps": 0}),
-        "metadata['render_fps'] of Broken: expected a number of pictures a second above 0, got 0. "
-        "Give that at which the task runs in real time.",
+        "metadata['render_fps'] of Broken: expected a positive number of frames per second, got "
+        "0. Set the frame rate of real time.",
     ),
     "picture": (
         lambda: broken(
@@ -126,26 +126,26 @@ GYMNASIUM = {
             render_mode="rgb_array",
             render=lambda self: np.zeros((4, 4)),
         ),
-        "render of Broken: expected a picture uint8 [H, W, 3] for render_mode='rgb_array', got "
+        "render of Broken: expected a uint8 frame [H, W, 3] for render_mode='rgb_array', got "
         "float64 [4, 4].",
     ),
     "old_reset": (
         lambda: broken(reset=lambda self, *, seed=None, options=None: PLACE),
-        "reset of Broken: expected a tuple (observation, info dict), got ndarray. Return what "
-        "Gymnasium's API since 0.26 says: reset an observation and an info dict, step both end "
-        "flags too.",
+        "reset of Broken: expected a tuple (observation, info dict), got ndarray. Follow "
+        "Gymnasium's API since 0.26: reset returns obs and info, and step returns obs, reward, "
+        "terminated, truncated and info.",
     ),
     "old_step": (
         lambda: broken(step=lambda self, action: (PLACE, 1.0, False, {})),
         "step 1 of Broken: expected a tuple (observation, reward, terminated, truncated, info "
-        "dict), got a tuple of 4: ndarray, float, bool, dict. Return what Gymnasium's API since "
-        "0.26 says: reset an observation and an info dict, step both end flags too.",
+        "dict), got a tuple of 4: ndarray, float, bool, dict. Follow Gymnasium's API since 0.26: "
+        "reset returns obs and info, and step returns obs, reward, terminated, truncated and info.",
     ),
     "short_step": (
         lambda: broken(step=lambda self, action: None),
         "step 1 of Broken: expected a tuple (observation, reward, terminated, truncated, info "
-        "dict), got NoneType. Return what Gymnasium's API since 0.26 says: reset an observation "
-        "and an info dict, step both end flags too.",
+        "dict), got NoneType. Follow Gymnasium's API since 0.26: reset returns obs and info, and "
+        "step returns obs, reward, terminated, truncated and info.",
     ),
     "raises": (
         lambda: broken(pay=lambda self: {}["speed"]),
@@ -161,12 +161,12 @@ GYMNASIUM = {
     ),
     "dtype": (
         sees(np.zeros(2)),
-        "reset of Broken: obs: expected a NumPy array float32 [2], got float64 [2]. Cast it by "
-        ".astype(np.float32), or give the space its dtype.",
+        "reset of Broken: obs: expected a NumPy array float32 [2], got float64 [2]. Cast it with "
+        ".astype(np.float32), or change the dtype of the space.",
     ),
     "no_integer": (
         sees(1.0, spaces.Discrete(2)),
-        "reset of Broken: obs: expected an integer, for a Discrete space, got 1.0 of type float.",
+        "reset of Broken: obs: expected an integer for a Discrete space, got 1.0 of type float.",
     ),
     "bounds": (
         sees(np.array([-2, 7], np.float32)),
@@ -175,8 +175,8 @@ GYMNASIUM = {
     ),
     "bounds_of_elements": (
         sees(np.array([1, 5], np.float32), spaces.Box(np.array([2, 3.0]), np.array([3, 4.0]))),
-        "reset of Broken: obs: expected values within the bounds of the space: at least [2.0, 3.0] "
-        "and at most [3.0, 4.0] there, got 1.0 at [0], 5.0 at [1].",
+        "reset of Broken: obs: expected values within the bounds of the space: at least [2.0, "
+        "3.0] and at most [3.0, 4.0], got 1.0 at [0], 5.0 at [1].",
     ),
     "discrete_bounds": (
         sees(3, spaces.Discrete(2, start=1)),
@@ -206,7 +206,7 @@ GYMNASIUM = {
     ),
     "tuple": (
         sees((1,), TUPLE),
-        "reset of Broken: obs: expected a tuple of 2, as the space says, got a tuple of 1 (int).",
+        "reset of Broken: obs: expected a tuple of 2, as in the space, got a tuple of 1 (int).",
     ),
     "reward": (
         lambda: broken(pay=lambda self: NAN),
@@ -215,49 +215,51 @@ GYMNASIUM = {
     "terminated": (
         lambda: broken(ends=lambda self: (0, False)),
         "terminated of step 1 of Broken: expected True or False, got 0 of type int. Return "
-        "bool(terminated); step returns observation, reward, terminated, truncated, info dict.",
+        "bool(terminated): step returns observation, reward, terminated, truncated, info dict.",
     ),
     "truncated": (
         lambda: broken(ends=lambda self: (False, np.zeros(1, bool))),
         "truncated of step 1 of Broken: expected True or False, got array([False]) of type "
-        "ndarray. Return bool(truncated); step returns observation, reward, terminated, "
+        "ndarray. Return bool(truncated): step returns observation, reward, terminated, "
         "truncated, info dict.",
     ),
     "info": (
         lambda: broken(step=lambda self, action: (PLACE, 1.0, False, False, None)),
         "step 1 of Broken: expected a tuple (observation, reward, terminated, truncated, info "
-        "dict), got a tuple of 5: ndarray, float, bool, bool, NoneType. Return what Gymnasium's "
-        "API since 0.26 says: reset an observation and an info dict, step both end flags too.",
+        "dict), got a tuple of 5: ndarray, float, bool, bool, NoneType. Follow Gymnasium's API "
+        "since 0.26: reset returns obs and info, and step returns obs, reward, terminated, "
+        "truncated and info.",
     ),
     "array_again": (
         lambda: broken(see=repeats_its_array),
-        "reset of Broken: obs: expected an array that stays as it was returned, got 1.0 at [0], "
-        "1.0 at [1] instead of 0.0 at [0], 0.0 at [1] after step 1 of Broken. Return a copy, as "
-        "self._obs.copy(): whoever stores observations would store the last one again and again.",
+        "reset of Broken: obs: expected an array that later calls do not change, got 1.0 at [0], "
+        "1.0 at [1] instead of 0.0 at [0], 0.0 at [1] after step 1 of Broken. Return a copy such "
+        "as self._obs.copy(): otherwise a replay buffer stores the last observation repeatedly.",
     ),
     "seed": (
         lambda: broken(see=numpys_own_numbers),
-        "reset of Broken: obs: expected the same from the same seed and actions, got ",
+        "reset of Broken: obs: expected the same value from the same seed and actions, got ",
     ),
     "chance_in_steps": (
         lambda: broken(pay=lambda self: float(numpys_own_numbers(self)[0])),
-        "step 1 of Broken: reward: expected the same from the same seed and actions, got ",
+        "step 1 of Broken: reward: expected the same value from the same seed and actions, got ",
     ),
     "entropy_without_seed": (
         lambda: broken(reset=moved_without_seed),
-        "reset of Broken without a seed: obs: expected to go on with the random numbers of the "
-        "last seed, got ",
+        "reset of Broken without a seed: obs: expected a continuation of the last seed's random "
+        "numbers, got ",
     ),
     "one_start": (
         lambda: broken(see=lambda self: PLACE + self.t),
-        "reset of Broken: expected another episode from another seed, got the same from 33 seeds. "
-        "Call super().reset(seed=seed) and draw from self.np_random; for a task without chance, "
-        "call check_env(env, stochastic=False).",
+        "reset of Broken: expected different episodes from different seeds, got the same episode "
+        "from 33 seeds. Call super().reset(seed=seed) and draw from self.np_random; for a task "
+        "without randomness, call check_env(env, stochastic=False).",
     ),
     "one_start_without_seed": (
         lambda: broken(reset=same_without_seed),
-        "reset of Broken without a seed: expected other starts than that of the last seed, got the "
-        "same 32 times. Seed anew only where seed is not None, as super().reset(seed=seed) does.",
+        "reset of Broken without a seed: expected starts that differ from the last seed's, got "
+        "the same start 32 times. Reseed only if seed is not None, as super().reset(seed=seed) "
+        "does.",
     ),
     "mask_shape": (
         masked(np.ones(3, np.int8)),
@@ -271,29 +273,29 @@ GYMNASIUM = {
     ),
     "mask_of_an_item": (
         masked({"a": [1, 1]}, spaces.Dict({"a": Good.action_space, "b": Good.action_space})),
-        "reset of Broken: info/action_mask: expected the form of Dict('a': Discrete(2), 'b': "
+        "reset of Broken: info/action_mask: expected a mask for Dict('a': Discrete(2), 'b': "
         "Discrete(2)), got a dict.",
     ),
     "mask_of_a_box": (
         masked(np.ones(2), spaces.Box(-1, 1, (2,))),
         "info['action_mask'] of Broken: expected a mask of Discrete, MultiDiscrete or MultiBinary "
-        f"actions, got one of {tfrl.specs.to_spec(spaces.Box(-1, 1, (2,)))!r}. Leave the mask out "
-        "of info, for example by a wrapper.",
+        f"actions, got a mask of {tfrl.specs.to_spec(spaces.Box(-1, 1, (2,)))!r}. Remove the mask "
+        "from info, for example with a wrapper.",
     ),
     "mask_of_nothing": (
         masked([1, 0], later=[0, 0]),
-        "step 1 of Broken: info/action_mask: expected at least one valid action, got none. "
-        "Allow an action that does nothing, or end the episode.",
+        "step 1 of Broken: info/action_mask: expected at least one valid action, got no valid "
+        "action. Allow an action that does nothing, or end the episode.",
     ),
     "mask_of_nothing_in_a_row": (
         masked(([1, 0], [0, 0, 0]), spaces.MultiDiscrete([2, 3])),
-        "reset of Broken: info/action_mask: expected at least one valid action, got none at [[1]]. "
-        "Allow an action that does nothing, or end the episode.",
+        "reset of Broken: info/action_mask: expected at least one valid action, got no valid "
+        "action at [[1]]. Allow an action that does nothing, or end the episode.",
     ),
     "mask_forgotten": (
         lambda: broken(info=lambda self: {} if self.t else {"action_mask": [1, 1]}),
-        "step 1 of Broken: info/action_mask: expected a mask after every reset and step that goes "
-        "on, as there was before, got the items [].",
+        "step 1 of Broken: info/action_mask: expected a mask after every reset and non-final "
+        "step, as before, got the items [].",
     ),
 }
 
@@ -307,11 +309,12 @@ def test_broken_gymnasium_environments(name):
 
 def test_remedies_of_chance():
     assert message(broken(see=numpys_own_numbers), steps=3).endswith(
-        "such as self.np_random after super().reset(seed=seed); keep nothing of earlier episodes."
+        "such as self.np_random after super().reset(seed=seed), and keep no state of earlier "
+        "episodes."
     )
     assert message(broken(reset=moved_without_seed), steps=3).endswith(
-        "after the same episode. Call super().reset(seed=seed) and draw from self.np_random, which "
-        "a reset without a seed leaves as it is."
+        "after the same episode. Call super().reset(seed=seed) and draw from self.np_random, "
+        "which a reset without a seed leaves unchanged."
     )
 
 
@@ -320,8 +323,8 @@ def unlimited(low, high):
 
 
 RANGE = (
-    "Policies begin near 0 with a spread of about 1: give the Box the range that the task can use, "
-    "by gymnasium.wrappers.RescaleAction or ClipAction."
+    "Set the useful range with gymnasium.wrappers.RescaleAction or ClipAction: initial policies "
+    "act near 0 with a standard deviation of about 1."
 )
 NOTES = {
     "infinite_actions": (
@@ -337,12 +340,12 @@ NOTES = {
         lambda: broken(ends=lambda self: (self.t == 3, False)),
         "a step of Broken after the end: expected an exception, or terminated or truncated again, "
         "got both False. Raise gymnasium.error.ResetNeeded there: an environment that resets "
-        "itself hides ends from the library, and one that goes on hides mistakes of its users.",
+        "itself hides ends from the library, and one that continues hides errors of its caller.",
     ),
     "no_fps": (
         lambda: broken(metadata={"render_modes": ["rgb_array"]}),
-        "metadata['render_fps'] of Broken: expected pictures a second, since it can be drawn, got "
-        "none. Videos will have 30; give the number at which the task runs in real time.",
+        "metadata['render_fps'] of Broken: expected frames per second, since the environment "
+        "renders, got no value. Set the frame rate of real time; videos use 30 by default.",
     ),
 }
 
@@ -359,8 +362,8 @@ def test_an_episode_without_end_is_noted_only(caplog):
     with caplog.at_level(logging.INFO, "tfrl"):
         check_env(broken(ends=lambda self: (False, False), metadata={}), steps=4)
     assert [r.getMessage() for r in caplog.records] == [
-        "Broken: no episode has ended within 4 steps, so that ends were not checked; give "
-        "check_env more steps."
+        "Broken: no episode ended within 4 steps, so ends were not checked; pass more steps to "
+        "check_env."
     ]
 
 

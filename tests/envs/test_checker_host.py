@@ -16,8 +16,8 @@ from tfrl.errors import UserError
 
 FINITE = "expected finite numbers, got "
 DIVERGED = (
-    "Find the division or the diverging simulation that it comes from. A value above 3.4e38 "
-    "becomes inf in float32; clip it in the environment or a wrapper."
+    "Look for a division by zero or a diverging simulation. A value above 3.4e38 becomes inf in "
+    "float32; clip it in the environment or a wrapper."
 )
 
 
@@ -72,8 +72,8 @@ def again(self):
 HOST = {
     "spec": (
         lambda: _spec(host()),
-        "obs_spec .: expected a TensorSpec with a static shape (of one environment), got "
-        f"{tf.TensorSpec([None], tf.float32)!r}. Describe every leaf by "
+        "obs_spec .: expected a TensorSpec with the static shape of a single environment, got "
+        f"{tf.TensorSpec([None], tf.float32)!r}. Describe each leaf by a "
         "tfrl.specs.BoundedTensorSpec or tf.TensorSpec.",
     ),
     "shape": (
@@ -82,8 +82,8 @@ HOST = {
     ),
     "dtype": (
         receiving(obs=lambda step: step.obs.astype(np.float16)),
-        "step 1: obs: expected a NumPy array float32 [2, 3], got float16 [2, 3]. Cast it by "
-        ".astype(np.float32), or give the space its dtype.",
+        "step 1: obs: expected a NumPy array float32 [2, 3], got float16 [2, 3]. Cast it with "
+        ".astype(np.float32), or change the dtype of the space.",
     ),
     "not_finite": (
         receiving(reward=lambda step: step.reward / np.array([1.0, 0.0])),
@@ -102,23 +102,22 @@ HOST = {
     "no_final_obs": (
         receiving(final_obs=lambda step: None),
         "step 2 of testing:ScriptedHost under SAME_STEP: final_obs: expected the last "
-        "observations, in the step that ends an episode, got None, with rows [1] ended.",
+        "observations in the step that ends an episode, got None, with rows [1] ended.",
     ),
     "final_obs_is_the_next_start": (
         receiving(final_obs=lambda step: step.obs),
-        "info/final_obs: expected the last observation of the episode that has ended, got the "
-        "first one of the next episode, 10 different ones. Keep it, as a copy, before the row is "
-        "reset.",
+        "info/final_obs: expected the last observation of the ended episode, got the first "
+        "observation of the next episode (10 different starts). Copy it before the row is reset.",
     ),
     "pays_for_a_reset": (
         receiving("NEXT_STEP", reward=lambda step: np.full(2, 2.0)),
-        "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False in "
-        "the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1].",
+        "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False "
+        "in rows that ended in the previous step, got reward [2.0] and ends [False] in rows [1].",
     ),
     "pays_for_a_reset_unseen": (
         receiving("NEXT_STEP", "DISABLED", reward=lambda step: np.full(2, 2.0)),
-        "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False in "
-        "the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1].",
+        "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False "
+        "in rows that ended in the previous step, got reward [2.0] and ends [False] in rows [1].",
     ),
     "info": (
         receiving(info=lambda step: {}),
@@ -132,18 +131,18 @@ HOST = {
     ),
     "limit": (
         lambda: _limit(host()),
-        "step 1 under SAME_STEP: truncation: expected True at max_episode_steps = 1, got "
-        "otherwise in rows [0, 1]. Leave time limit, statistics and autoreset to tfrl.make_env, "
-        "or follow the mode's contract; ends of agents are as tfrl.envs.MultiAgentEnv says.",
+        "step 1 under SAME_STEP: truncation: expected True at max_episode_steps = 1, got a "
+        "mismatch in rows [0, 1]. Use tfrl.make_env for time limit, statistics and autoreset, or "
+        "follow the mode's contract; for ends of agents see tfrl.envs.MultiAgentEnv.",
     ),
     "seed": (
         receiving(reward=lambda step: step.reward + np.random.random()),
-        "step 1: reward: expected the same from the same seed and actions, got ",
+        "step 1: reward: expected the same value from the same seed and actions, got ",
     ),
     "one_start": (
         lambda: host(reset=lambda self, seeds: Drift.reset(self, np.arange(2))),
-        "reset: expected other starts from another seed, got the same from 33 seeds. Use the seeds "
-        "that reset is given; for a task with one start only, call check_env(env, "
+        "reset: expected different starts from different seeds, got the same start from 33 seeds. "
+        "Use the seeds passed to reset; for a task with a single start, call check_env(env, "
         "stochastic=False).",
     ),
     "one_row": (
@@ -154,10 +153,10 @@ HOST = {
     ),
     "return": (
         lambda: Miscounting(Drift((3, 2)), "SAME_STEP"),
-        "step 1 under SAME_STEP: info/episode_length: expected the steps of the episode so far, "
-        "[1, 1], got otherwise in rows [0, 1] ([2, 2]). Leave time limit, statistics and "
-        "autoreset to tfrl.make_env, or follow the mode's contract; ends of agents are as "
-        "tfrl.envs.MultiAgentEnv says.",
+        "step 1 under SAME_STEP: info/episode_length: expected the number of steps in the episode "
+        "so far, [1, 1], got a mismatch in rows [0, 1] ([2, 2]). Use tfrl.make_env for time "
+        "limit, statistics and autoreset, or follow the mode's contract; for ends of agents see "
+        "tfrl.envs.MultiAgentEnv.",
     ),
 }
 
@@ -243,9 +242,9 @@ def test_actions_without_bounds_are_noted_unless_they_are_clipped(clips, caplog)
 
 def test_what_is_no_environment():
     assert message(object()) == (
-        "check_env: expected a device environment (tfrl.envs.Env), got object. Derive it from Env, "
-        "or give it through a registered suite; a gymnasium.Env and a gymnasium.vector.VectorEnv "
-        "can be checked too."
+        "check_env: expected a device environment (tfrl.envs.Env), got object. Derive it from "
+        "Env, or create it with make_env; check_env also accepts a gymnasium.Env or a "
+        "gymnasium.vector.VectorEnv."
     )
 
 

@@ -16,10 +16,10 @@ from tfrl.types import EnvState
 
 B = 3
 NAN = np.nan
-WANTED = "Give True for every valid value of the action, and False for the others."
+WANTED = "Return True for each valid value of the action, and False for the rest."
 NONE = "Allow an action that does nothing, or end the episode."
-STATIC = "Tell the shape by tf.ensure_shape, so that steps can be looped over."
-SAME = "Return the same leaves, shapes and dtypes from both, so that steps can be looped over."
+STATIC = "Set the shape with tf.ensure_shape, so that a loop can run the steps."
+SAME = "Return the same leaves, shapes and dtypes from both, so that a loop can run the steps."
 
 
 @struct.logic_dataclass
@@ -211,32 +211,32 @@ BROKEN = {
     ),
     "logits": (
         lambda: masked(lambda t: tf.constant([[0, -9, 1]] * B)),
-        "reset: info/action_mask: expected 0 or 1 where the mask is of integers, got -9.",
+        "reset: info/action_mask: expected only 0 and 1 in an integer mask, got -9.",
     ),
     "none_valid_at_reset": (
         lambda: masked(lambda t: tf.constant([[True] * 3, [False] * 3, [False] * 3])),
-        "reset: info/action_mask: expected at least one valid action, got none at [[1], [2]]. "
-        + NONE,
+        "reset: info/action_mask: expected at least one valid action, got no valid action at "
+        "[[1], [2]]. " + NONE,
     ),
     "none_valid_later": (
         lambda: masked(lambda t: Good().mask(t) & (t[:, tf.newaxis] != 2)),
-        "step 2: info/action_mask: expected at least one valid action, got none at [[0], [1], "
-        f"[2]]. {NONE}",
+        "step 2: info/action_mask: expected at least one valid action, got no valid action at "
+        f"[[0], [1], [2]]. {NONE}",
     ),
     "missing_in_step": (
         lambda: only_in("reset"),
-        "state/info/action_mask: expected the same from step as from reset, bool [3, 3], got "
+        "state/info/action_mask: expected the same leaf from step as from reset, bool [3, 3], got "
         f"nothing. {SAME}",
     ),
     "missing_in_reset": (
         lambda: only_in("step"),
-        "state/info/action_mask: expected the same from step as from reset, nothing, got bool "
-        f"[3, 3]. {SAME}",
+        "state/info/action_mask: expected the same leaf from step as from reset, nothing, got "
+        f"bool [3, 3]. {SAME}",
     ),
     "another_dtype_in_step": (
         lambda: broken(step=_as_integers),
-        "state/info/action_mask: expected the same from step as from reset, bool [3, 3], got int32 "
-        f"[3, 3]. {SAME}",
+        "state/info/action_mask: expected the same leaf from step as from reset, bool [3, 3], got "
+        f"int32 [3, 3]. {SAME}",
     ),
     "shape_not_static": (
         lambda: masked(dynamic),
@@ -256,48 +256,49 @@ BROKEN = {
             lambda t: tf.constant([[[False, False, True], [True] * 3]] * B),
             action_spec=specs.MultiDiscreteSpec([2, 3]),
         ),
-        "reset: info/action_mask: expected at least one valid action, got none at [[0, 0], [1, 0], "
-        f"[2, 0]]. {NONE}",
+        "reset: info/action_mask: expected at least one valid action, got no valid action at [[0, "
+        f"0], [1, 0], [2, 0]]. {NONE}",
     ),
     "a_part_without_a_valid_action": (
         lambda: masked(
             lambda t: {**Nested().mask(t), "move": (tf.constant([[[True] * 3, [False] * 3]] * B),)},
             Nested,
         ),
-        "reset: info/action_mask/move/0: expected at least one valid action, got none at [[0, 1], "
-        f"[1, 1], [2, 1]]. {NONE}",
+        "reset: info/action_mask/move/0: expected at least one valid action, got no valid action "
+        f"at [[0, 1], [1, 1], [2, 1]]. {NONE}",
     ),
     "of_a_float": (
         lambda: masked(lambda t: {"force": tf.ones([B, 2], tf.bool)}, Nested),
-        "reset: info/action_mask/force: expected masks of discrete actions only, got one for "
-        f"{Nested().action_spec['force']!r}. Give a nest like the action's, with None for what "
-        "cannot be masked.",
+        "reset: info/action_mask/force: expected masks of discrete actions only, got a mask for "
+        f"{Nested().action_spec['force']!r}. Use the nest of the action, with None for leaves "
+        "that cannot be masked.",
     ),
     "of_no_action": (
         lambda: masked(lambda t: {"jump": tf.ones([B, 2], tf.bool)}, Nested),
-        "reset: info/action_mask/jump: expected masks of discrete actions only, got one for no "
-        "action jump. Give a nest like the action's, with None for what cannot be masked.",
+        "reset: info/action_mask/jump: expected masks of discrete actions only, got a mask for "
+        "the unknown action jump. Use the nest of the action, with None for leaves that cannot be "
+        "masked.",
     ),
     "frozen_rows_thaw": (
         lambda: broken(Tells, step=thaws_of_its_own),
-        "step 5 under DISABLED: info/action_mask: expected the mask of the end in rows that are "
-        "over, got another one in rows [0, 1, 2]. Freeze the mask with the observation; "
-        "tfrl.make_env does.",
+        "step 5 under DISABLED: info/action_mask: expected the mask of the last step in ended "
+        "rows, got a different mask in rows [0, 1, 2]. Freeze the mask together with the "
+        "observation, as tfrl.make_env does.",
     ),
     "info_and_observation_differ": (
         lambda: Shown(env=Good()),
-        "reset: info/action_mask: expected the mask of the observation, obs/action_mask, got "
-        "another one in rows [1]. Both say what may be done at obs; leave one of them out.",
+        "reset: info/action_mask: expected the mask of the observation, obs/action_mask, got a "
+        "different mask in rows [1]. Return the valid actions at obs in only one of them.",
     ),
     "an_agent_without_a_valid_action": (
         lambda: OfAgents(num_envs=2),
-        "reset: obs/b/action_mask: expected at least one valid action, got none at [[0], [1]]. "
-        + NONE,
+        "reset: obs/b/action_mask: expected at least one valid action, got no valid action at "
+        "[[0], [1]]. " + NONE,
     ),
     "the_mask_of_an_agent_in_another_shape": (
         lambda: broken_agents(lambda self, age: tf.ones([len(age), 3], tf.bool)),
-        "reset: obs/b/action_mask: expected a tensor bool [2, 2], got bool [2, 3]. Cast or reshape "
-        "it; every leaf has the batch axis [num_envs] first.",
+        "reset: obs/b/action_mask: expected a tensor bool [2, 2], got bool [2, 3]. Cast or "
+        "reshape it; each leaf has the leading batch axis [num_envs].",
     ),
 }
 

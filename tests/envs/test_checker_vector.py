@@ -61,7 +61,7 @@ def first_as_last(self, *answer):
     return (*answer[:4], infos)
 
 
-DECLARE = "or declare the mode that it has in metadata['autoreset_mode']."
+DECLARE = "or declare the actual mode in metadata['autoreset_mode']."
 VECTOR = {
     "num_envs": (
         lambda: setattr(env := vector(), "num_envs", 0) or env,
@@ -69,31 +69,33 @@ VECTOR = {
     ),
     "no_single_space": (
         lambda: setattr(env := vector(), "single_action_space", None) or env,
-        "single_action_space of Broken: expected a space of gymnasium.spaces, got none. Set "
-        "self.single_action_space in __init__, to a Box or Discrete for example.",
+        "single_action_space of Broken: expected a space of gymnasium.spaces, got None. Set "
+        "self.single_action_space in __init__, for example to a Box or Discrete.",
     ),
     "batch_space": (
         lambda: setattr(env := vector(), "action_space", env.single_action_space) or env,
-        "action_space of Broken: expected int64 [2], got int64 []. Make it by "
+        "action_space of Broken: expected int64 [2], got int64 []. Create it with "
         "gymnasium.vector.utils.batch_space(single space, num_envs).",
     ),
     "no_mode": (
         lambda: vector(None),
         "metadata['autoreset_mode'] of Broken: expected AutoresetMode.NEXT_STEP, "
-        "AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, got None. Say what happens at an end: "
-        "self.metadata = {'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}.",
+        "AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, got None. Declare the mode: "
+        "self.metadata = {'autoreset_mode': "
+        "gymnasium.vector.AutoresetMode.NEXT_STEP}.",
     ),
     "old_reset": (
         lambda: vector(reset=lambda self, *, seed=None, options=None: self._obs),
-        "reset of Broken: expected a tuple (observation, info dict), got ndarray. Return what "
-        "Gymnasium's API since 0.26 says: reset an observation and an info dict, step both end "
-        "flags too.",
+        "reset of Broken: expected a tuple (observation, info dict), got ndarray. Follow "
+        "Gymnasium's API since 0.26: reset returns obs and info, and step returns obs, reward, "
+        "terminated, truncated and info.",
     ),
     "old_step": (
         stepping(lambda self, *answer: answer[:4]),
         "step 1 of Broken: expected a tuple (observation, reward, terminated, truncated, info "
-        "dict), got a tuple of 4: ndarray, ndarray, ndarray, ndarray. Return what Gymnasium's API "
-        "since 0.26 says: reset an observation and an info dict, step both end flags too.",
+        "dict), got a tuple of 4: ndarray, ndarray, ndarray, ndarray. Follow Gymnasium's API "
+        "since 0.26: reset returns obs and info, and step returns obs, reward, terminated, "
+        "truncated and info.",
     ),
     "shape": (
         stepping(lambda self, obs, *rest: (obs[0], *rest)),
@@ -113,20 +115,20 @@ VECTOR = {
     ),
     "next_step_is_same_step": (
         stepping(add(1, 0), "SAME_STEP", "NEXT_STEP"),
-        "step 3 of Broken under NEXT_STEP: expected reward 0 and both flags False in the rows that "
-        "the step before has ended, got reward [1.0], termination [True], truncation [True] in "
+        "step 3 of Broken under NEXT_STEP: expected reward 0 and both flags False in rows that "
+        "ended in the previous step, got reward [1.0], termination [True], truncation [True] in "
         "rows [1]. Ignore their action and reset them in this step, " + DECLARE,
     ),
     "same_step_is_next_step": (
         stepping(add(1, 0), "NEXT_STEP", "SAME_STEP"),
         "step 2 of Broken under SAME_STEP: infos['final_obs']: expected the last observation of "
-        "every row that has ended, got none in rows [1]. Put it there before the row is reset, "
+        "every ended row, got no observation in rows [1]. Store it before the row is reset, "
         + DECLARE,
     ),
     "final_obs_of_another_row": (
         stepping(with_info(_final_obs=np.array([True, False])), "SAME_STEP"),
         "step 2 of Broken under SAME_STEP: infos['final_obs']: expected the last observation of "
-        "every row that has ended, got none in rows [1]. Put it there before the row is reset, "
+        "every ended row, got no observation in rows [1]. Store it before the row is reset, "
         + DECLARE,
     ),
     "final_obs": (
@@ -136,29 +138,30 @@ VECTOR = {
     ),
     "final_obs_is_the_next_start": (
         stepping(first_as_last, "SAME_STEP"),
-        "infos['final_obs'] of Broken: expected the last observation of the episode that has "
-        "ended, got the first one of the next episode, 11 different ones. Keep it, as a copy, "
-        "before the row is reset.",
+        "infos['final_obs'] of Broken: expected the last observation of the ended episode, got "
+        "the first observation of the next episode (11 different starts). Copy it before the row "
+        "is reset.",
     ),
     "disabled_is_same_step": (
         stepping(add(1, 0), "SAME_STEP", "DISABLED"),
         "step 2 of Broken under DISABLED: infos: expected no 'final_obs', since obs is the last "
-        "observation, got one, with rows [1] ended. If it resets rows in the step that ends them, "
-        "declare SAME_STEP in metadata['autoreset_mode'].",
+        "observation, got 'final_obs', with rows [1] ended. Declare SAME_STEP in "
+        "metadata['autoreset_mode'] if rows reset in the step that ends them.",
     ),
     "reset_mask": (
         lambda: vector("DISABLED", reset=resetting),
-        "reset of Broken by reset_mask after step 2 of Broken: obs: expected as it was in the "
-        "other rows, [0], got ",
+        "reset of Broken by reset_mask after step 2 of Broken: obs: expected unchanged values in "
+        "the other rows, [0], got ",
     ),
     "seed": (
         stepping(lambda self, obs, *rest: (obs + np.random.random(), *rest)),
-        "step 1 of Broken: obs: expected the same from the same seed and actions, got ",
+        "step 1 of Broken: obs: expected the same value from the same seed and actions, got ",
     ),
     "one_start": (
         lambda: vector(reset=lambda self, *, seed=None, options=None: one_seed(self, seed=0)),
-        "reset of Broken: expected other starts from another seed, got the same from 33 seeds. Use "
-        "the seed; for a task with one start only, call check_env(env, stochastic=False).",
+        "reset of Broken: expected different starts from different seeds, got the same start from "
+        "33 seeds. Use the seed; for a task with a single start, call check_env(env, "
+        "stochastic=False).",
     ),
     "one_seed": (
         lambda: vector(reset=one_seed),
@@ -173,8 +176,8 @@ VECTOR = {
     ),
     "mask_of_nothing": (
         stepping(with_info(action_mask=np.array([[1, 0, 0], [0, 0, 0]]))),
-        "step 1 of Broken: infos['action_mask']: expected at least one valid action, got none at "
-        "[[1]]. Allow an action that does nothing, or end the episode.",
+        "step 1 of Broken: infos['action_mask']: expected at least one valid action, got no valid "
+        "action at [[1]]. Allow an action that does nothing, or end the episode.",
     ),
 }
 

@@ -209,7 +209,7 @@ def test_the_picture():
         ),
         (
             {"mapping_seed": True},
-            "DeepSea.mapping_seed: expected an int from 0 to 2^32 - 1, or None for action 1 to go "
+            "DeepSea.mapping_seed: expected an int from 0 to 2^32 - 1, or None for action 1 as "
             "right in every cell, got True.",
         ),
     ],

@@ -196,8 +196,8 @@ def test_a_second_layer_is_an_error():
     with pytest.raises(UserError) as error:
         Episode(env=env, mode=Autoreset.DISABLED)
     assert str(error.value) == (
-        "autoreset: expected a bare environment, got one that has autoreset SAME_STEP already. "
-        "Add the layer once; tfrl.make_env has added it."
+        "autoreset: expected a bare environment, got an environment with autoreset SAME_STEP. Add "
+        "the layer only once; tfrl.make_env already adds it."
     )
 
 

@@ -194,18 +194,19 @@ def test_the_picture():
         ),
         (
             {"goal": (0, 3)},
-            "FourRooms.goal: expected (row, column) of an open cell, counted from the top left, "
-            "or None to draw it, got (0, 3), a wall. The hallways are (3, 6), (6, 2), (7, 9) and "
-            "(10, 6).",
+            "FourRooms.goal: expected (row, column) of an open cell from the top left, or None "
+            "for a random cell, got (0, 3), a wall. Use an open cell such as the hallways (3, 6), "
+            "(6, 2), (7, 9) and (10, 6).",
         ),
         (
             {"start": (4, 13)},
-            "FourRooms.start: expected (row, column) of an open cell, counted from the top left, "
-            "or None to draw it, got (4, 13). The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
+            "FourRooms.start: expected (row, column) of an open cell from the top left, or None "
+            "for a random cell, got (4, 13). Use an open cell such as the hallways (3, 6), (6, "
+            "2), (7, 9) and (10, 6).",
         ),
         (
             {"start": (8, 9)},
-            "FourRooms.start: expected another cell than the goal, got (8, 9), the goal.",
+            "FourRooms.start: expected a cell other than the goal, got the goal, (8, 9).",
         ),
     ],
 )

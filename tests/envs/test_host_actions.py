@@ -31,14 +31,14 @@ def test_actions_of_the_spec_pass(spec, action):
 @pytest.mark.parametrize(
     ("spec", "action", "said"),
     [
-        (TWO, [0, 1], "action for x: expected whole numbers from 1 to 2, got 0 at [0]. Act within "
-         "env.action_spec."),
+        (TWO, [0, 1], "action for x: expected whole numbers from 1 to 2, got 0 at [0]. Pass "
+         "actions that match env.action_spec."),
         (TWO, [1.0, 1.0], "action for x: expected int64 [2], got float64 [2]."),
         (TWO, [1], "action for x: expected int64 [2], got int64 [1]."),
         (specs.MultiDiscreteSpec([2, 3]), [[1, 2], [1, 3]], "from 0 to [1, 2], got 3 at [1, 1]."),
         (BOX, [[0.0], [np.nan]], "action for x: expected finite numbers, got nan at [1, 0]."),
-        ({"a": TWO}, {"b": [1, 1]}, "action for x: expected the items a, got b. Act within "
-         "env.action_spec, with its nest."),
+        ({"a": TWO}, {"b": [1, 1]}, "action for x: expected the items a, got b. Pass actions that "
+         "match env.action_spec and its nest."),
         ({"a": TWO}, {"a": [1, 3]}, "action for x/a: expected whole numbers from 1 to 2, got 3 at "
          "[1]."),
     ],
@@ -56,5 +56,5 @@ def test_closed_environments_say_so():
     env.close()
     env.close()
     for use in (lambda: env.reset(0), lambda: env.step(state, np.zeros(2, np.int64))):
-        with pytest.raises(UserError, match="expected environments that are open"):
+        with pytest.raises(UserError, match="expected open environments"):
             use()

@@ -57,9 +57,9 @@ class HostEnvTest(parameterized.TestCase):
             np.testing.assert_array_equal(state.info[name], x, err_msg=name)
 
     @parameterized.parameters(
-        ("SAME_STEP", "NEXT_STEP", "expected SAME_STEP or DISABLED, got NEXT_STEP. Give auto"),
-        ("NEXT_STEP", "SAME_STEP", "expected NEXT_STEP or DISABLED, got SAME_STEP. Give auto"),
-        ("SAME_STEP", "SAME_STEP_CACHED", "got SAME_STEP_CACHED. The state of a host env"),
+        ("SAME_STEP", "NEXT_STEP", "expected SAME_STEP or DISABLED, got NEXT_STEP. Pass auto"),
+        ("NEXT_STEP", "SAME_STEP", "expected NEXT_STEP or DISABLED, got SAME_STEP. Pass auto"),
+        ("SAME_STEP", "SAME_STEP_CACHED", "got SAME_STEP_CACHED. Choose a different mode"),
     )
     def test_a_mode_that_it_cannot_do(self, native, asked, message):
         with self.assertRaisesRegex(UserError, f"autoreset of testing:ScriptedHost: .*{message}"):

@@ -93,7 +93,7 @@ class HalvesTest(parameterized.TestCase):
         env, _ = halves()
         state = env.reset(0)
         env.step(state, np.zeros(4, np.int64))
-        with self.assertRaisesRegex(UserError, "expected a step from the state that it returned"):
+        with self.assertRaisesRegex(UserError, "expected a step from the latest state"):
             env.step(state, np.zeros(4, np.int64))
 
     def test_rewards_copies_and_closing(self):
@@ -138,7 +138,7 @@ class HalvesTest(parameterized.TestCase):
         self.assertLen(modes, 1)
 
     @parameterized.parameters(
-        (True, 3, "True with num_envs=3. Give num_envs=4"), ("yes", 4, "'yes'")
+        (True, 3, "True with num_envs=3. Pass num_envs=4"), ("yes", 4, "'yes'")
     )
     def test_an_odd_number_is_refused(self, asked, num_envs, message):
         with self.assertRaisesRegex(UserError, f"double_buffer of x: .* got {message}"):

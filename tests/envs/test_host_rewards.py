@@ -98,7 +98,7 @@ class HostRewardTest(parameterized.TestCase):
         with self.assertRaisesRegex(
             UserError,
             "outer_wrappers: ObservationFlatten: expected RewardScale, RewardClip or "
-            "RewardNormalize around environments on the host, got a wrapper that is compiled",
+            "RewardNormalize for environments on the host, got a wrapper of device",
         ):
             wrapped("ObservationFlatten")
         device = make_env("tf:CartPole-v1")

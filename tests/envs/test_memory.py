@@ -169,7 +169,8 @@ def test_the_picture():
     [
         (
             {"num_cues": 1},
-            "Memory.num_cues: expected a whole number of at least 2, got 1. One needs no memory.",
+            "Memory.num_cues: expected a whole number of at least 2, got 1. Use at least 2 cues: "
+            "one cue requires no memory.",
         ),
         (
             {"delay": -1},

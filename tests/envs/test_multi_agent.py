@@ -172,7 +172,7 @@ class ProtocolTest(parameterized.TestCase):
         (
             "ids",
             {"agent_ids": property(lambda self: ("a", "a"))},
-            "agent_ids: expected at least one name, all different, got ('a', 'a').",
+            "agent_ids: expected at least one name, without duplicates, got ('a', 'a').",
         ),
         (
             "reward",
@@ -201,14 +201,14 @@ class ProtocolTest(parameterized.TestCase):
                     Two.reset(self, key), b={"active": YES, "termination": NO, "truncation": NO}
                 )
             },
-            "reset: info/agents/b/active: expected False, since no step was taken, got otherwise "
-            "in rows [0, 1, 2].",
+            "reset: info/agents/b/active: expected False before the first step, got a mismatch in "
+            "rows [0, 1, 2].",
         ),
         (
             "active_after_its_end",
             {"step": lambda self, s, a: always_active(Two.step(self, s, a))},
-            "step 3: info/agents/a/active: expected True until the agent has ended, then False, "
-            "got otherwise in rows [0, 1, 2].",
+            "step 3: info/agents/a/active: expected True until the agent ends, then False, got a "
+            "mismatch in rows [0, 1, 2].",
         ),
         (
             "no_state",
@@ -218,14 +218,14 @@ class ProtocolTest(parameterized.TestCase):
         (
             "ends_too_early",
             {"step": lambda self, s, a: ends_with_a(Two.step(self, s, a))},
-            "step 2: termination: expected False while an agent has not ended, got otherwise in "
-            "rows [0, 1, 2].",
+            "step 2: termination: expected False while an agent is active, got a mismatch in rows "
+            "[0, 1, 2].",
         ),
         (
             "never_ends",
             {"step": lambda self, s, a: Two.step(self, s, a).replace(truncation=NO)},
-            "step 4: termination or truncation: expected True where the last agent has ended, got "
-            "otherwise in rows [0, 1, 2].",
+            "step 4: termination or truncation: expected True if all agents have ended, got a "
+            "mismatch in rows [0, 1, 2].",
         ),
     )
     def test_messages(self, members, message):
@@ -235,7 +235,7 @@ class ProtocolTest(parameterized.TestCase):
         self.assertIn(message, str(error.value))
 
     def test_who_has_ended_is_not_paid(self):
-        message = r"step 3: reward/a: expected 0 after its end, got otherwise in rows \[0, 1, 2\]"
+        message = r"step 3: reward/a: expected 0 after its end, got a mismatch in rows \[0, 1, 2\]"
         for env in (Two(paid_after=0.5), Episode(env=Two(paid_after=0.5), mode="SAME_STEP")):
             with pytest.raises(UserError, match=message):
                 check_env(env, steps=8)
@@ -352,12 +352,12 @@ class WrappersTest(parameterized.TestCase):
         (
             lambda: AgentId(env=tfrl.make_env("tf:CartPole-v1")),
             "AgentId: expected an environment with several agents (tfrl.envs.MultiAgentEnv), got "
-            "CartPole, which has one.",
+            "CartPole, which has one agent.",
         ),
         (
             lambda: CentralState(env=tfrl.make_env("tf:Relay-v0")),
             "CentralState: expected a bare environment to wrap (below time limit and autoreset), "
-            "got one with autoreset SAME_STEP.",
+            "got an environment with autoreset SAME_STEP.",
         ),
         (
             lambda: check_env(ObservationFlatten(env=Two())),

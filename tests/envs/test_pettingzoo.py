@@ -223,7 +223,9 @@ class ScriptedTest(parameterized.TestCase):
     def test_an_old_state_is_an_error(self):
         env = scripted()
         states = run(env, 2)
-        with pytest.raises(Exception, match="an older state, or one of another process, in rows "):
+        with pytest.raises(
+            Exception, match="an older state, or one from another process, in rows "
+        ):
             env.step(states[1], actions(env))
         run(env, 1)  # a new reset goes on
 
@@ -235,9 +237,9 @@ class ScriptedTest(parameterized.TestCase):
             step(state, actions(env))
         self.assertEqual(
             str(error.value),
-            "pettingzoo:scripted_parallel: expected to run in graph mode or eagerly: its steps are "
-            "Python calls on the host, got compilation by XLA. Choose compile='graph' for what "
-            "steps this environment.",
+            "pettingzoo:scripted_parallel: expected graph or eager mode, since its steps are "
+            "Python calls on the host, got compilation by XLA. Pass compile='graph' to the "
+            "workflow or function that steps this environment.",
         )
 
     @parameterized.named_parameters(
@@ -251,8 +253,8 @@ class ScriptedTest(parameterized.TestCase):
             "missing",
             "pettingzoo:no_such_module_at_all",
             {},
-            "environment pettingzoo:no_such_module_at_all: expected a module that is installed, "
-            "got no module named no_such_module_at_all. PettingZoo's own begin with pettingzoo.",
+            "environment pettingzoo:no_such_module_at_all: expected an installed module, got no "
+            "module named no_such_module_at_all. Use a module path such as ",
         ),
         (
             "missing_part",
@@ -265,7 +267,7 @@ class ScriptedTest(parameterized.TestCase):
             "pettingzoo:json",
             {},
             "pettingzoo:json: expected a module with a function parallel_env, got json without "
-            "one.",
+            "this function.",
         ),
         (
             "argument",

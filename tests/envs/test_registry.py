@@ -52,8 +52,8 @@ def test_the_time_limit():
 def test_a_repeat_that_does_not_divide_the_limit():
     text = message("tf:Pendulum-v1", wrappers=(lambda env: ActionRepeat(env=env, repeat=3),))
     assert text == (
-        "action repeat: expected a number that divides the task's limit of 200 frames, got 3. "
-        "Take 2 or 4, or give max_episode_steps, which counts steps."
+        "action repeat: expected a divisor of the task's limit of 200 frames, got 3. Use 2 or 4, "
+        "or set max_episode_steps, which counts steps."
     )
 
 
@@ -89,7 +89,7 @@ def test_missing_suite_suggests_the_id():
 def test_a_suite_that_this_version_does_not_have():
     assert message("warehouse:Zzz") == (
         f"environment suite 'warehouse': expected one of the suites of tfrl {__version__}: "
-        f"{SUITES}, got warehouse:Zzz, which this version does not have. Choose one of them."
+        f"{SUITES}, got warehouse:Zzz. Choose one of them."
     )
 
 
@@ -101,9 +101,9 @@ def test_a_suite_that_is_missing_but_has_its_task_elsewhere():
 def test_unknown_arguments_name_the_known():
     text = message("tf:Pendulum-v1", num_env=3)
     assert text == (
-        "make_env('tf:Pendulum-v1'): expected arguments of the task (g) or (autoreset, "
-        "max_episode_steps, num_envs, outer_wrappers, wrappers), got num_env. "
-        "Did you mean num_envs?"
+        "make_env('tf:Pendulum-v1'): expected arguments of the task (g) or of make_env "
+        "(autoreset, max_episode_steps, num_envs, outer_wrappers, wrappers), got num_env. Did you "
+        "mean num_envs?"
     )
     assert "arguments of the task (length)" in message("testing:Chain", size=2)
 
@@ -111,7 +111,7 @@ def test_unknown_arguments_name_the_known():
 def test_missing_arguments_are_named():
     assert message("testing:Scripted") == (
         "make_env('testing:Scripted'): expected the arguments that the task requires (rewards), "
-        "got no rewards. Give make_env rewards=...."
+        "got no rewards. Pass rewards=... to make_env."
     )
     assert tfrl.make_env("testing:Scripted", rewards=(1.0,)).num_envs == 1
     registry.register("mine:Any", lambda a, b, num_envs, c=1, **rest: Chain(num_envs=num_envs))
@@ -123,8 +123,8 @@ def test_missing_arguments_are_named():
 @pytest.mark.parametrize("value", [len, None, 3, "ab", [len, 3]], ids=repr)
 def test_wrappers_that_are_no_sequence_of_functions(name, value):
     assert message("testing:Chain", **{name: value}) == (
-        f"{name}: expected a sequence of functions Env -> Env, got {value!r}. "
-        f"Give a tuple, also for one function: {name}=(function,)."
+        f"{name}: expected a sequence of functions Env -> Env, got {value!r}. Pass a tuple, also "
+        f"for one function: {name}=(function,)."
     )
 
 
@@ -153,7 +153,7 @@ def test_registering_a_task():
     env = tfrl.make_env("mine:Walk", 2, length=3)
     assert env.max_episode_steps == 12 and env.reset(seeding.key(0)).obs.shape == [2, 3]
     assert "mine:Walk" in registry.env_ids()
-    with pytest.raises(UserError, match="expected an id that is not registered yet"):
+    with pytest.raises(UserError, match="expected an unregistered id"):
         registry.register("mine:Walk", Chain)
 
 
@@ -168,7 +168,7 @@ def test_registering_a_suite():
     assert tfrl.make_env("host:a:b", 2, color=1) == "env"
     general = {"num_envs": 2, "autoreset": Autoreset.SAME_STEP, "max_episode_steps": None}
     assert made == [("a:b", {**general, "wrappers": (), "outer_wrappers": (), "color": 1})]
-    with pytest.raises(UserError, match="suite host: expected a name that is not registered yet"):
+    with pytest.raises(UserError, match="suite host: expected an unregistered name"):
         registry.register_suite("host", maker)
     with pytest.raises(UserError, match="suite name: expected a name without a colon"):
         registry.register_suite("a:b", maker)

@@ -167,8 +167,8 @@ class RelayTest(parameterized.TestCase):
         ),
         (
             {"step_cost": 0.4},
-            "Relay.step_cost: expected from 0 to below 1 / num_agents, 0.333333, got 0.4. Waiting "
-            "for the news must pay.",
+            "Relay.step_cost: expected a number from 0 to below 1 / num_agents = 0.333333, got "
+            "0.4. Lower it, so that waiting for the message pays off.",
         ),
     )
     def test_messages(self, changes, message):

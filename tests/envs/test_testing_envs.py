@@ -129,7 +129,7 @@ def test_scripted_tables():
         ({"rewards": ()}, "ScriptedEnv.rewards: expected at least one row, got ()"),
         (
             {"rewards": (1.0, 2.0), "terminations": (True,)},
-            "ScriptedEnv.terminations: expected 2 rows, each a number or 2 of them, got 1 rows",
+            "ScriptedEnv.terminations: expected 2 rows, each a number or 2 numbers, got 1 rows",
         ),
         ({"rewards": ((1.0, 2.0, 3.0),)}, "got 1 rows of shapes (3,)"),
     ],

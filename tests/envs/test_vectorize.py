@@ -129,6 +129,5 @@ def test_mistakes():
     with pytest.raises(UserError) as error:
         vectorize(Chain(num_envs=1), 2).reset(seeding.key(0))
     assert str(error.value).startswith(
-        "vectorize: reward: expected a scalar, since the environment is a single one, got shape "
-        "(1,)"
+        "vectorize: reward: expected a scalar, since the environment is unbatched, got shape (1,)"
     )

@@ -370,7 +370,7 @@ def test_above_the_autoreset_is_the_wrong_side(wrap):
         wrap(env=Episode(env=CartPole(), mode=SAME), **size)
     assert str(error.value).startswith(
         f"{wrap.__name__}: expected a bare environment to wrap (below time limit and autoreset), "
-        "got one with autoreset SAME_STEP. Above the autoreset "
+        "got an environment with autoreset SAME_STEP. Above the autoreset "
     )
     assert f"wrappers=(lambda env: {wrap.__name__}(env=env, ...),)" in str(error.value)
 
@@ -381,7 +381,7 @@ def test_below_the_autoreset_is_the_wrong_side(wrap):
         wrap(env=CartPole())
     assert str(error.value).startswith(
         f"{wrap.__name__}: expected an environment with an autoreset mode to wrap, got the bare "
-        "CartPole. Below it "
+        "CartPole. Below the autoreset "
     )
 
 

@@ -327,30 +327,30 @@ def test_a_step_names_all_that_does_not_fit():
         )
     assert str(error.value) == (
         "step 1 of episode e: expected actions of agents out of ['a'], and observations of agents "
-        "that act next, got actions of agents that were not asked to act ['c']; data of agents "
-        "that have ended ['b']; observations of agents that have not acted on their last ['a']; "
-        "policy extras without an action, of agents ['a']. An agent that is given an observation "
-        "is asked to act, until it ends."
+        "that act next, got actions of agents without a new observation ['c']; data of ended "
+        "agents ['b']; observations of agents that did not act on their last observation ['a']; "
+        "policy extras without an action, of agents ['a']. Pass an action for each agent with a "
+        "new observation, until the agent ends."
     )
     assert len(episode) == 1
 
 
 ERRORS = {
-    "second reset": (lambda: _two().add_env_reset({}), "expected one reset"),
+    "second reset": (lambda: _two().add_env_reset({}), "expected a single reset"),
     "no reset": (
         lambda: MultiAgentEpisode("e").add_env_step({}, {}, {}),
         "got a step while the episode has no reset",
     ),
     "unknown agent": (
         lambda: _two().env_to_agent_step("z", 0),
-        "agent 'z': expected one of ['a', 'b'], got an agent that was given no observation",
+        "agent 'z': expected one of ['a', 'b'], got an agent without an observation",
     ),
     "kind": (
         lambda: _two().add_env_step({"a": [1.0, 2.0]}, {"a": 0}, {}),
         "obs: expected float32 [], got float64 [2]",
     ),
     "slice": (lambda: _two()[0], "expected a slice of consecutive steps"),
-    "cut": (lambda: MultiAgentEpisode("e").cut(), "got one without a reset"),
+    "cut": (lambda: MultiAgentEpisode("e").cut(), "got an episode without a reset"),
     "agent step": (lambda: _two().agent_to_env_step("a", 1), "expected indices of 1 items"),
     "concat": (lambda: _two().concat_episode(MultiAgentEpisode("f")), "id f after e"),
 }
@@ -368,5 +368,5 @@ def test_concat_refuses_another_state():
     first, other = _two(), _two()
     other.add_env_step({"a": 3.0}, {"a": 0}, {})
     first.add_env_step({"a": 1.0}, {"a": 0}, {})
-    with pytest.raises(UserError, match="another state of agents \\['a'\\] where the chunks meet"):
+    with pytest.raises(UserError, match="a different state of agents \\['a'\\] at the boundary"):
         first.concat_episode(other.cut())

@@ -152,8 +152,8 @@ def test_steps_can_follow_to_numpy():
 ERRORS = {
     "second reset": (
         lambda: episode(2).add_env_reset(0.0),
-        "episode e: expected one reset, before the first step, got another after 2 steps. "
-        "Make a new SingleAgentEpisode for the next episode.",
+        "episode e: expected a single reset, before the first step, got a second reset after 2 "
+        "steps. Create a new SingleAgentEpisode for the next episode.",
     ),
     "step without a reset": (
         lambda: SingleAgentEpisode("e").add_env_step(0.0, 0, 0.0),
@@ -161,11 +161,11 @@ ERRORS = {
     ),
     "step after the end": (
         lambda: episode(2, end="terminated").add_env_step(0.0, 0, 0.0),
-        "got a step while the episode is done",
+        "got a step while the episode has ended",
     ),
     "cut at the end": (
         lambda: episode(2, end="terminated").cut(),
-        "expected an episode that goes on, got one that is done",
+        "expected an ongoing episode, got an ended episode",
     ),
     "lengths": (
         lambda: SingleAgentEpisode("e", obs=[0, 1], action=[1, 2], reward=[1.0]),
@@ -175,7 +175,7 @@ ERRORS = {
     "an index": (lambda: episode(4)[1], "Read single items with get_observations(i)"),
     "a name of extras": (
         lambda: episode(2).get_extra_model_outputs("value"),
-        "policy_extras['value']: expected one of ['log_prob'], got no such name in this episode",
+        "policy_extras['value']: expected one of ['log_prob'], got an unknown key",
     ),
     "changing extras": (
         lambda: episode(2).add_env_step(0.0, 0, 0.0),
@@ -201,9 +201,9 @@ def test_concat_names_all_that_does_not_fit():
         episode(3, end="terminated").concat_episode(episode(2, id_="f"))
     message = str(error.value)
     assert "id f after e" in message
-    assert "an episode that is done already" in message
+    assert "an episode that has ended" in message
     assert "a chunk that starts at step 0 after step 3" in message
-    assert "another observation where the chunks meet" in message
+    assert "a different observation at the boundary" in message
 
 
 def test_a_failed_step_leaves_nothing_behind():
@@ -244,7 +244,7 @@ def test_to_trajectory_has_true_successors():
 def test_a_chunk_without_steps_has_no_trajectory():
     with pytest.raises(UserError, match="expected at least one step"):
         episode(0).to_trajectory()
-    with pytest.raises(UserError, match="env_extra_fields 'u'.*none at steps \\[0, 1\\]"):
+    with pytest.raises(UserError, match="env_extra_fields 'u'.*no item at steps \\[0, 1\\]"):
         episode(2).to_trajectory(["u"])
 
 
@@ -315,7 +315,7 @@ def test_an_invalid_row_without_an_end_before_splits():
 
 
 def test_t_started_must_fit():
-    with pytest.raises(UserError, match="a number for each of 2 columns, got 3 numbers"):
+    with pytest.raises(UserError, match="2 numbers, one per column, got 3 numbers"):
         SingleAgentEpisode.from_trajectory(trajectory(), t_started=[0, 0, 0])
 
 

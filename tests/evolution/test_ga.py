@@ -88,7 +88,7 @@ def test_it_climbs():
     [
         (dict(elites=4), r"GA.elites.*at most 3"),
         (dict(init_std=None), r"GA.bounds.*init_std=None.*bounds=\(-1.0, 1.0\)"),
-        (dict(bounds=(1.0, -1.0)), r"GA.bounds.*each low below its high"),
+        (dict(bounds=(1.0, -1.0)), r"GA.bounds.*with low < high"),
         (dict(bounds=3.0), r"GA.bounds"),
         (dict(mutation=PolynomialMutation()), r"GA.bounds.*PolynomialMutation"),
         (dict(crossover="uniform"), r"GA.crossover.*UniformCrossover\(\)"),

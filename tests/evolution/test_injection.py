@@ -89,7 +89,11 @@ def test_nothing_enters_between_injections(kind):
         ("replace", {"every": 0}, "inject_every"),
         ("mean", {"pull_share": 2.0}, "pull_share"),
         ("replace", {"num_actors": 4}, "OpenES.pop_size.*4 actors"),
-        ("none", {"optimizer": evolution.NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, "one objective"),
+        (
+            "none",
+            {"optimizer": evolution.NSGA2(pop_size=4, bounds=(-1.0, 1.0))},
+            "a single-objective search",
+        ),
     ],
 )
 def test_wrong_use(kind, options, message):

@@ -155,7 +155,7 @@ def test_one_objective_that_is_not_finite_loses_the_candidate(optimizer):
         (lambda: NSGA2(pop_size=4), r"NSGA2.bounds.*init_std=None"),
         (lambda: NSGA2(pop_size=4, init_std=0.1), r"NSGA2.bounds.*PolynomialMutation"),
         (lambda: NSGA2(pop_size=5, **UNIFORM), r"NSGA2.pop_size.*even.*Use 6"),
-        (lambda: NSGA2(pop_size=4, num_objectives=1, **UNIFORM), "NSGA2.num_objectives.*use GA"),
+        (lambda: NSGA2(pop_size=4, num_objectives=1, **UNIFORM), "NSGA2.num_objectives.*Use GA"),
         (lambda: RVEA(pop_size=92, num_objectives=3, **UNIFORM), "RVEA.pop_size.*Use 91 or 105"),
         (lambda: RVEA(pop_size=4, num_generations=0, **UNIFORM), "RVEA.num_generations"),
         (lambda: RVEA(pop_size=4, adaptation_frequency=0, **UNIFORM), "RVEA.adaptation_frequency"),
@@ -170,6 +170,6 @@ def test_fitness_of_one_objective():
     optimizer = NSGA2(pop_size=4, **UNIFORM)
     state = optimizer.init(tf.zeros([2]), seeding.key(0))
     with pytest.raises(
-        UserError, match=r"fitness of NSGA2.tell.*\[4, 2\].*one number an objective"
+        UserError, match=r"fitness of NSGA2.tell.*\[4, 2\].*one number per candidate and objective"
     ):
         optimizer.tell(state, tf.zeros([4]))

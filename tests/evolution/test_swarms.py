@@ -118,7 +118,7 @@ def test_candidates_that_are_lost_are_never_the_best(optimizer):
     [
         (lambda: CSO(pop_size=5), "CSO.pop_size.*even.*Use 6"),
         (lambda: CSO(pop_size=4, phi=-1), "CSO.phi"),
-        (lambda: DE(pop_size=3), "DE.pop_size.*three others"),
+        (lambda: DE(pop_size=3), "DE.pop_size.*three other candidates"),
         (lambda: DE(pop_size=4, variant="rand/2/bin"), "DE.variant.*rand/1/bin"),
         (lambda: PSO(pop_size=4, inertia=-0.1), "PSO.inertia"),
         (lambda: PSO(pop_size=4, max_velocity=0), "PSO.max_velocity"),

@@ -105,7 +105,7 @@ class TestSaveAndRestore:
         manager = CheckpointManager(tmp_path)
         with pytest.raises(TypeError, match="checkpoint value 'a/b': expected a tensor, variable"):
             manager.save(1, {"a/b": [1, 2]}, {})
-        with pytest.raises(TypeError, match="expected a value that JSON can hold, got object"):
+        with pytest.raises(TypeError, match="expected a JSON-serializable value, got object"):
             manager.save(1, {"x": np.float32(1)}, {"a": object()})
         assert os.listdir(tmp_path) == []
 
@@ -340,8 +340,8 @@ class TestSchema:
             manager.restore()
         assert str(error.value) == (
             f"checkpoint {tmp_path / 'ckpt-1'}: expected a schema version that migrates to 5, got "
-            "schema version 3 (no migration from 3). Go on with the tfrl version that wrote it, or "
-            "start a new run with --if_exists=new."
+            "schema version 3 (no migration from 3). Continue with the tfrl version that wrote "
+            "it, or start a new run with --if_exists=new."
         )
 
     def test_newer_is_refused_and_not_passed_over(self, tmp_path, monkeypatch):
@@ -354,7 +354,7 @@ class TestSchema:
             manager.restore()
         assert str(error.value) == (
             f"checkpoint {tmp_path / 'ckpt-2'}: expected schema version 3 or older, got schema "
-            "version 9. It was written by a newer tfrl: install that version to go on with it."
+            "version 9. Install the newer tfrl version that wrote it."
         )
 
 
@@ -430,9 +430,9 @@ class TestCrashes:
             with pytest.raises(UserError) as error:
                 manager.save(2, values_of(2), {})
         assert str(error.value) == (
-            f"checkpoint {tmp_path / 'ckpt-2'}: expected a folder that can be written, "
-            "with room on the disk, got a full disk. Free disk space or choose another "
-            "--root_dir; earlier checkpoints are intact."
+            f"checkpoint {tmp_path / 'ckpt-2'}: expected a writable folder with free disk space, "
+            "got a full disk. Free disk space or choose another --root_dir; earlier checkpoints "
+            "are intact."
         )
         assert os.listdir(tmp_path) == ["ckpt-1"]
 
@@ -557,7 +557,7 @@ class TestMisfits:
             "unknown x",
             "b of shape (2,) for (1,)",
             "c of dtype int64 for float32",
-            "f that is no number for float32",
-            "g of rows of different lengths",
+            "f that is not a number for float32",
+            "g with rows of different lengths",
         ]
         assert checkpoint_format.misfits(variables, dict.fromkeys(variables, np.float32([3]))) == []

@@ -190,8 +190,8 @@ class TestExport:
             with pytest.raises(UserError) as error:
                 export_policy(agent, agent.init(KEY), tmp_path / "policy")
         assert str(error.value) == (
-            f"policy folder {tmp_path / 'policy'}: expected a folder that can be written, got a "
-            "full disk. Choose another place, or make room on the disk."
+            f"policy folder {tmp_path / 'policy'}: expected a writable folder, got a full disk. "
+            "Choose a different path, or free disk space."
         )
         assert os.listdir(tmp_path) == ["policy"]
         tf.saved_model.load(str(tmp_path / "policy"))
@@ -245,7 +245,9 @@ class TestExport:
     def test_below_a_file(self, tmp_path):
         (tmp_path / "file").write_text("")
         agent = GreedyAgent(obs=OBS, action=MOVE)
-        with pytest.raises(UserError, match="policy folder .*/file/policy: expected a folder that"):
+        with pytest.raises(
+            UserError, match="policy folder .*/file/policy: expected a writable folder"
+        ):
             export_policy(agent, agent.init(KEY), tmp_path / "file" / "policy")
 
 
@@ -263,8 +265,8 @@ def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         save_module(tf.Module(), {}, tmp_path / "policy")
     assert str(error.value) == (
-        f"policy folder {tmp_path / 'policy'}: expected a folder that can be written, got a full "
-        "disk. Choose another place, or make room on the disk."
+        f"policy folder {tmp_path / 'policy'}: expected a writable folder, got a full disk. "
+        "Choose a different path, or free disk space."
     )
     assert os.listdir(tmp_path) == ["policy"]
     assert os.listdir(tmp_path / "policy") == ["earlier"]

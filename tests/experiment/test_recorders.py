@@ -360,7 +360,9 @@ class TestTensorBoard:
 
     def test_unwritable(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="TensorBoard folder .*/file/tb: expected a folder"):
+        with pytest.raises(
+            UserError, match="TensorBoard folder .*/file/tb: expected a writable folder"
+        ):
             recorders.TensorBoardRecorder(tmp_path / "file" / "tb")
 
 

@@ -122,8 +122,8 @@ class TestUnwritable:
             RunFolder(tmp_path / "run").prepare()
         path = tmp_path / "run"
         assert str(error.value) == (
-            f"root_dir {path}: expected a folder that can be written, got a file in place of a "
-            f"folder ({path}). Choose another --root_dir."
+            f"root_dir {path}: expected a writable folder, got a file in place of a folder "
+            f"({path}). Choose another --root_dir."
         )
 
     def test_path_below_a_file(self, tmp_path):
@@ -132,19 +132,19 @@ class TestUnwritable:
             RunFolder(tmp_path / "file" / "run").prepare()
 
     def test_place_without_folders(self):
-        with pytest.raises(UserError, match="root_dir /proc/tfrl: expected a folder that can be"):
+        with pytest.raises(UserError, match="root_dir /proc/tfrl: expected a writable folder"):
             RunFolder("/proc/tfrl").prepare()
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_no_permission(self, tmp_path):
         (tmp_path / "run").mkdir(mode=0o500)
-        with pytest.raises(UserError, match="got no permission to write there"):
+        with pytest.raises(UserError, match="got no write permission"):
             RunFolder(tmp_path / "run").prepare()
 
     @pytest.mark.parametrize(
         "error,words",
         [
-            (PermissionError(13, "Permission denied"), "no permission to write there"),
+            (PermissionError(13, "Permission denied"), "no write permission"),
             (OSError(30, "Read-only file system"), "a read-only file system"),
             (OSError(28, "No space left on device"), "a full disk"),
         ],

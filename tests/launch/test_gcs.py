@@ -42,11 +42,11 @@ def test_a_training_goes_on_in_another_process(server):
 @pytest.mark.parametrize(
     ("root", "changes", "message"),
     [
-        ("gs://nowhere/run", {}, "Make the bucket first"),
+        ("gs://nowhere/run", {}, "Create the bucket first"),
         pytest.param(
             "gs://bucket/run2",
             {"https_proxy": "http://127.0.0.1:9"},
-            "storage gs://bucket/run2: expected a place that can be reached",
+            "storage gs://bucket/run2: expected reachable storage",
             marks=pytest.mark.slow,  # TensorFlow tries for long, tfrl for a minute
         ),
     ],

@@ -316,7 +316,7 @@ def test_unwritable_folders(call, capsys, tmp_path, kind):
         if os.geteuid():
             root.parent.mkdir(mode=0o500)
     text = _paragraph(call(capsys, *arguments(root, 64)))
-    assert text.startswith(f"root_dir {root}: expected a folder that can be written, got"), text
+    assert text.startswith(f"root_dir {root}: expected a writable folder, got"), text
     assert text.endswith("Choose another --root_dir.")
 
 

@@ -300,7 +300,7 @@ class TestWholeOrAbsent:
         (tmp_path / "file").write_text("")
         with pytest.raises(UserError) as error:
             checkpointing.save_to_path(fake(), tmp_path / "file" / "save")
-        assert "expected a folder that can be written, with room on the disk" in str(error.value)
+        assert "expected a writable folder with free disk space" in str(error.value)
 
     @pytest.mark.parametrize("at", ["data", "seal", "rename", "between"])
     def test_a_kill_leaves_the_earlier_save(self, tmp_path, monkeypatch, at):

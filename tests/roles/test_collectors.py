@@ -300,7 +300,7 @@ def test_replicas_need_not_divide_the_environments_of_replay_collectors():
 def test_sequences_are_refused():
     made = workflow(DQN)
     made.replay = tables.on_reverb(made.replay).replace(n_step=1, sequence_length=4)
-    with pytest.raises(UserError, match="transitions, of which each env step makes one"):
+    with pytest.raises(UserError, match="transitions, one per env step"):
         tables.make_tables(made, 1)
 
 
@@ -323,6 +323,6 @@ def test_a_server_for_other_environments_or_collectors_is_refused():
     learner.close()
     published = parameters.Published(tables.agent_form(workflow(twice)), 1, 0, False)
     parameters.publish(reverb().Client(server.address), published)
-    with pytest.raises(UserError, match="expected rollouts of 4 collectors, got those of 2"):
+    with pytest.raises(UserError, match="expected rollouts of 4 collectors, got rollouts of 2"):
         RolloutCollector(workflow(twice), server.address, num_tasks=4, wait_seconds=5.0)
     server.stop()

@@ -171,8 +171,8 @@ class RolloutTest(parameterized.TestCase):
         rollout(env, Always(), state, (), seeding.key(0), 2)
         with self.assertRaisesRegex(
             UserError,
-            "testing:ScriptedHost: expected a step from the state that it returned last, got an "
-            "older state, or one of another process. A host environment cannot be rewound",
+            "testing:ScriptedHost: expected a step from the latest state, got an older state, or "
+            "one from another process. Continue from a new reset",
         ):
             rollout(env, Always(), state, (), seeding.key(0), 2)
 

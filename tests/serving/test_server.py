@@ -186,7 +186,10 @@ def test_versions_labels_status_and_metadata(two_versions):
         ),
         ({STATE[0]: [[0.0] * 4] * 2}, "expected all of state_policy_hidden, state_value_hidden"),
         ({"episode_start": [1, 0]}, "episode_start: expected bool of shape [2], got int64"),
-        ({"episode_id": ["x", "y"]}, "expected no episode_id, got a server that logs no episodes"),
+        (
+            {"episode_id": ["x", "y"]},
+            "expected no episode_id, got a server without episode logging",
+        ),
     ],
 )
 def test_wrong_inputs(two_versions, change, error):
@@ -207,7 +210,7 @@ def test_wrong_requests(two_versions):
             "expected an object with instances or inputs",
         ),
         ({"instances": instances, "x": 1}, "expected an object with instances or inputs"),
-        ({"instances": []}, "instances: expected a list of observations, at least one"),
+        ({"instances": []}, "instances: expected a list of at least one observation"),
         ({"instances": [[0, 1]]}, "expected an object with observation_a, observation_b"),
         ({"instances": [instances[0], {}]}, "instance 1: expected the names of the first"),
         (
@@ -269,7 +272,10 @@ def test_clients_that_leave_within_a_request(small, caplog, capfd):
         small.stop()
         assert time.monotonic() - start < 5
         response = connection.getresponse()
-        assert (response.status, json.load(response)) == (503, {"error": "the server ends"})
+        assert (response.status, json.load(response)) == (
+            503,
+            {"error": "the server is shutting down"},
+        )
     assert "Exception" not in caplog.text and "Exception" not in capfd.readouterr().err
 
 
@@ -354,8 +360,8 @@ def test_grpc(two_versions):
         ("state_policy_hidden", tf.float32, [4, 2**33], "expected shape [4]"),
         ("episode_start", tf.bool, [2**40], "expected shape []"),
         ("episode_id", tf.string, [2**40], "expected shape []"),
-        ("observation_b", tf.complex128, [1, 2], "a tensor like float32, got complex128"),
-        ("observation_b", tf.string, [1, 2], "a tensor like float32, got string"),
+        ("observation_b", tf.complex128, [1, 2], "a tensor of float32, got complex128"),
+        ("observation_b", tf.string, [1, 2], "a tensor of float32, got string"),
         ("other", tf.float32, [2**40], "expected observation_a, observation_b, state"),
     ],
 )
@@ -469,10 +475,10 @@ def test_episodes_of_nests_come_back(tmp_path):
     assert isinstance(found.obs["pair"], tuple) and (chunk.t_started, len(chunk)) == (1, 0)
     with pytest.raises(UserError, match="a name that ends with .episodes.npz"):
         write_episodes(tmp_path / "a.npz", [])
-    with pytest.raises(UserError, match="expected files .*, got none"):
+    with pytest.raises(UserError, match="expected files .*, got no such file"):
         read_episodes(tmp_path / "missing")
     (tmp_path / "b.episodes.npz").write_bytes(b"x")
-    with pytest.raises(UserError, match="b.episodes.npz: expected a file that write_episodes"):
+    with pytest.raises(UserError, match="b.episodes.npz: expected a file from write_episodes"):
         read_episodes(tmp_path)
 
 
@@ -517,7 +523,7 @@ def test_batches_wait_for_others_and_no_longer():
     assert asyncio.run(ask(0.0, 2, [numbers(*range(5))])) == [[0.0, 2.0, 4.0, 6.0, 8.0]]
     assert sizes == [2, 2, 1]
     first, second = asyncio.run(ask(0.1, 64, [numbers(1.0), numbers(2.0)], max_queue=1))
-    assert first == [2.0] and isinstance(second, Busy) and "at most 1 rows" in str(second)
+    assert first == [2.0] and isinstance(second, Busy) and "at most 1 waiting rows" in str(second)
     (error,) = asyncio.run(ask(0.0, 16, [numbers(*range(16))]))
     assert str(error) == "here: expected a, got b."
 
@@ -526,14 +532,14 @@ def test_mistakes_of_options(tmp_path):
     with pytest.raises(UserError, match="max_batch_size: expected a power of two, got 3"):
         ServingOptions(max_batch_size=3)
     log = EpisodeLog(tmp_path)
-    with pytest.raises(UserError, match="expected an episode_id beside reward"):
+    with pytest.raises(UserError, match="expected an episode_id with reward"):
         log.read({"reward": [1.0]}, 1)
     with pytest.raises(UserError, match="reward: expected a list of 2"):
         log.read({"reward": [1.0], "episode_id": ["a", "b"]}, 2)
     two = {"episode_id": ["a", "b"], "reward": [1.0, 2.0]}
     for change, error in (
-        ({"episode_id": ["a", "a"]}, "episode_id: expected one row of each episode, got 2 of 'a'"),
-        ({"episode_id": ["a", None]}, "episode_id: expected text or numbers, got None"),
+        ({"episode_id": ["a", "a"]}, "episode_id: expected one row per episode, got 2 rows of 'a'"),
+        ({"episode_id": ["a", None]}, "episode_id: expected strings or numbers, got None"),
         ({"termination": [False, 1]}, "termination: expected true or false, got 1"),
         ({"truncation": [None, True]}, "truncation: expected true or false, got None"),
     ):

@@ -229,10 +229,10 @@ class TestRefused:
             ),
         )
         assert self.message(agent) == (
-            "module 'default_policy'/value/torso/model_fn: expected something that words describe: "
-            "numbers, strings, specs, dataclasses of these, functions and classes of a module, got "
-            "a lambda, which has no name. Pass the object itself where it is rebuilt, as in "
-            "from_checkpoint(path, modules=...)."
+            "module 'default_policy'/value/torso/model_fn: expected a serializable object: "
+            "numbers, strings, specs, dataclasses of these, functions and classes of a module, "
+            "got a lambda, which has no name. Pass the object itself, as in from_checkpoint(path, "
+            "modules=...)."
         )
 
     def test_what_has_no_words(self):
@@ -257,7 +257,7 @@ class TestRefused:
             ({1, 2}, "a builtins.set"),
         ]:
             text = self.message((obj,), "object")
-            assert text.startswith("object/0: expected something that words describe: numbers")
+            assert text.startswith("object/0: expected a serializable object: numbers")
             assert got in text
 
     def test_paths(self):
@@ -292,26 +292,31 @@ class TestNotBuilt:
                 {"kind": "object", "class": "tfrl.specs:NoSuchSpec", "fields": {}},
                 "is not registered",
             ),
-            ({"kind": "object"}, "one that fails with KeyError('class')"),
+            ({"kind": "object"}, "a description that fails with KeyError('class')"),
             ({"kind": "enum", "class": "builtins:dict", "name": "x"}, "is not registered"),
             ({"kind": "name", "name": "os:popen"}, "tfrl.loadable(popen)"),
             ({"kind": "enum", "class": f"{__name__}:Plain", "name": "x"}, "is not an Enum"),
             (
                 {"kind": "object", "class": f"{__name__}:make_model", "fields": {}},
-                "is no dataclass",
+                "is not a dataclass",
             ),
             ({"kind": "name", "name": 3}, "the name 3, which is not registered"),
-            ({"kind": "spec", "class": "os", "arguments": []}, "one that fails with KeyError"),
-            ({"kind": "pickle"}, "one of kind 'pickle'"),
-            ({}, "one of kind None"),
-            (3j, "one of kind None"),
+            (
+                {"kind": "spec", "class": "os", "arguments": []},
+                "a description that fails with KeyError",
+            ),
+            ({"kind": "pickle"}, "a description of kind 'pickle'"),
+            ({}, "a description of kind None"),
+            (3j, "a description of kind None"),
         ],
     )
     def test_refused(self, description, got):
         text = self.message(description)
-        assert text.startswith("description of module 'a': expected one that can be built here")
+        assert text.startswith(
+            "description of module 'a': expected a description that this version can build"
+        )
         assert got in text
-        assert "Pass the object itself where it is rebuilt, as in from_checkpoint(" in text
+        assert "Pass the object itself, as in from_checkpoint(" in text
 
     def test_a_class_that_has_changed(self):
         description = codec.describe(Config())
@@ -336,7 +341,7 @@ class TestNotBuilt:
         description = 1
         for _ in range(10_000):
             description = [description]
-        assert "one that is nested too deep" in self.message(description)
+        assert "a description that is nested too deeply" in self.message(description)
 
     def test_nothing_is_imported_by_a_name(self, tmp_path, monkeypatch):
         """A module that the file names is not even looked for."""

@@ -86,7 +86,7 @@ class TestPublish:
         first.publish()
         second.claim()
         (first.local / "metrics.csv").write_text("late")
-        with pytest.raises(UserError, match="has taken over.*one process a folder"):
+        with pytest.raises(UserError, match="has taken over.*one process per folder"):
             first.publish()
         assert (second.local / "metrics.csv").read_text() == "first"
         second.publish()
@@ -98,7 +98,7 @@ class TestPublish:
         copy.publish()
         assert copy.move_aside() == f"{bucket}.old-1"
         assert remote.tree(f"{bucket}.old-1") == ["metrics.csv", "writer.json"]
-        with pytest.raises(UserError, match="moved or deleted in the meantime"):
+        with pytest.raises(UserError, match="no folder, since it was moved or deleted"):
             copy.publish()
         assert remote.tree(bucket) == []
 
@@ -212,7 +212,9 @@ class TestFailures:
     def test_patience_ends(self, bucket, monkeypatch):
         monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.05)
         self._failing(tf.errors.UnavailableError, 10**6, monkeypatch)
-        with pytest.raises(UserError, match="the server is busy.*goes on from the last checkpoint"):
+        with pytest.raises(
+            UserError, match="the server is busy.*continues from the last checkpoint"
+        ):
             remote.tree(bucket)
 
     def test_a_refusal_is_not_asked_again(self, bucket, monkeypatch):
@@ -229,7 +231,7 @@ class TestFailures:
         answered = threading.Event()
         monkeypatch.setattr(tf.io.gfile, "exists", lambda url: answered.wait(10))
         monkeypatch.setattr(remote, "CONNECT_SECONDS", 0.05)
-        with pytest.raises(UserError, match="no answer within"):
+        with pytest.raises(UserError, match="no response within"):
             working_copy.working_copy(bucket)
         answered.set()
 

@@ -73,7 +73,7 @@ def test_clips_lie_within_one_trajectory(lengths, size, stride, seed):
     replay = ReplaySamples(stored, rng=rng(seed))
     assert len(replay) == sum(lengths)
     if max(lengths) < span:
-        with pytest.raises(UserError, match=f"the longest has {max(lengths)}"):
+        with pytest.raises(UserError, match=f"a longest trajectory of {max(lengths)} samples"):
             replay.sample(size, stride)
         return
     again = ReplaySamples(stored, rng=rng(seed))
@@ -190,66 +190,67 @@ def test_a_batch_is_its_clips_one_after_the_other():
     [
         (
             lambda r: r.sample(0),
-            "clip_size: expected a whole number of at least 1, got 0. It counts samples.",
+            "clip_size: expected a whole number of at least 1, got 0. Pass the number of samples "
+            "per clip.",
         ),
         (
             lambda r: r.sample(2, 1.5),
-            "stride: expected a whole number of at least 1, got 1.5. It counts steps.",
+            "stride: expected a whole number of at least 1, got 1.5. Pass the number of steps "
+            "between samples.",
         ),
         (
             lambda r: r.sample(4, 2),
-            "clip of 4 samples with stride 2: expected a trajectory of at "
-            "least 7 samples, got the longest has 6. Sample with clip_length=7, or take shorter "
-            "clips.",
+            "clip of 4 samples with stride 2: expected a trajectory of at least 7 samples, got "
+            "a longest trajectory of 6 samples. Sample with clip_length=7, or use shorter clips.",
         ),
         (
             lambda r: MultiReplaySamples(rng=rng()).sample(2),
-            "clip of 2 samples with stride 1: "
-            "expected a trajectory of at least 2 samples, got none is stored. Sample with "
-            "clip_length=2, or take shorter clips.",
+            "clip of 2 samples with stride 1: expected a trajectory of at least 2 samples, got "
+            "no trajectory. Sample with clip_length=2, or use shorter clips.",
         ),
         (
             lambda r: ReplaySamples(rng=rng()).sample(1),
-            "clip of 1 samples with stride 1: "
-            "expected a trajectory of at least 1 samples, got none is stored. Sample with "
-            "clip_length=1, or take shorter clips.",
+            "clip of 1 samples with stride 1: expected a trajectory of at least 1 samples, got "
+            "no trajectory. Sample with clip_length=1, or use shorter clips.",
         ),
         (
             lambda r: r.sample_batch(0, 1),
-            "batch_size: expected a whole number of at least 1, got 0. It counts clips.",
+            "batch_size: expected a whole number of at least 1, got 0. Pass the number of clips "
+            "per batch.",
         ),
         (
             lambda r: ReplaySamples(rng=3),
-            "rng of the clips: expected a numpy.random.Generator, "
-            "got int. Give numpy.random.default_rng(seed).",
+            "rng of the clips: expected a numpy.random.Generator, got int. Pass "
+            "numpy.random.default_rng(seed).",
         ),
         (
             lambda r: MultiReplaySamples(rng=rng(), max_samples=0),
-            "max_samples: expected a whole number "
-            "of at least 1, got 0. It counts samples that are kept.",
+            "max_samples: expected a whole number of at least 1, got 0. Pass the number of stored "
+            "samples.",
         ),
         (
             lambda r: r.add(trajectory(3).replace(action=np.zeros([3], np.int16))),
-            "action of a trajectory: expected int64 [], as in those before, got int16 []. Give all "
-            "trajectories the same leaves, shapes and dtypes, also those that hooks add.",
+            "action of a trajectory: expected int64 [], as in earlier trajectories, got int16 []. "
+            "Use the same leaves, shapes and dtypes in all trajectories, also for leaves added by "
+            "hooks.",
         ),
         (
             lambda r: r.add(trajectory(3).replace(extras={})),
-            "extras/value of a trajectory: "
-            "expected float32 [], as in those before, got no such leaf. Give all trajectories the "
-            "same leaves, shapes and dtypes, also those that hooks add.",
+            "extras/value of a trajectory: expected float32 [], as in earlier trajectories, got "
+            "no leaf. Use the same leaves, shapes and dtypes in all trajectories, also for "
+            "leaves added by hooks.",
         ),
         (
             lambda r: ReplayDataset(
                 batch_size=2, clip_size=4, stride=4, rng=rng(), replay_buffer_sample_size=12
             ),
-            "replay_buffer_sample_size: expected at least the 13 steps that a clip of 4 samples "
-            "with stride 4 spans, got 12. Raise it, or take shorter clips.",
+            "replay_buffer_sample_size: expected at least 13 steps, the span of a clip of 4 "
+            "samples with stride 4, got 12. Raise it, or use shorter clips.",
         ),
         (
             lambda r: ReplayDataset(batch_size=2, clip_size=4, rng=rng()).as_dataset(),
             "clip of 4 samples with stride 1: expected a trajectory of at least 4 samples, got "
-            "none is stored. Sample with clip_length=4, or take shorter clips.",
+            "no trajectory. Sample with clip_length=4, or use shorter clips.",
         ),
     ],
 )

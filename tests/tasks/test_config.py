@@ -40,8 +40,8 @@ def test_the_updates_have_no_default():
     with pytest.raises(UserError) as error:
         RLTaskConfig()
     assert str(error.value) == (
-        "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got None. It "
-        "counts updates between two collections."
+        "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got None. Pass "
+        "the number of updates per collection."
     )
 
 
@@ -76,8 +76,8 @@ def test_groups_and_flat_names_are_the_same(kind, group):
         ),
         (
             {"environment": {"env_seed": 3}, "env_seed": 4},
-            "environment of RLTaskConfig: expected env_seed to be given once, got 3, and 4 beside "
-            "it. Give it in one of the two.",
+            "environment of RLTaskConfig: expected a single value of env_seed, got both 3 and 4. "
+            "Set it only in the group or only as a field.",
         ),
         (
             {"dataset": 3},
@@ -102,37 +102,33 @@ def test_the_span_of_a_clip():
     [
         (
             {"num_update_steps": 0},
-            "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got 0. It "
-            "counts "
-            "updates between two collections.",
+            "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got 0. Pass "
+            "the number of updates per collection.",
         ),
         (
             {"num_samples": True},
-            "num_samples of RLTaskConfig: expected a whole number of at least 1, got True. It "
-            "counts "
-            "the samples of a clip.",
+            "num_samples of RLTaskConfig: expected a whole number of at least 1, got True. Pass "
+            "the number of samples in a clip.",
         ),
         (
             {"max_episode_steps": 2.0},
-            "max_episode_steps of RLTaskConfig: expected a whole number of at least 1, got 2.0. It "
-            "counts env steps; None for the environment's own limit alone.",
+            "max_episode_steps of RLTaskConfig: expected a whole number of at least 1, got 2.0. "
+            "Pass a number of env steps, or None for the environment's own limit.",
         ),
         (
             {"num_env_workers": -1},
-            "num_env_workers of RLTaskConfig: expected a whole number of at least 0, got -1. With "
-            "0 "
-            "one runs in turn.",
+            "num_env_workers of RLTaskConfig: expected a whole number of at least 0, got -1. Pass "
+            "the number of processes, or 0 for one synchronous worker.",
         ),
         (
             {"env_seed": -1},
-            "env_seed of RLTaskConfig: expected a whole number of at least 0, got -1. The seeds of "
-            "all "
-            "episodes follow from it.",
+            "env_seed of RLTaskConfig: expected a whole number of at least 0, got -1. Pass the "
+            "base seed of all episodes.",
         ),
         (
             {"env_cleanup_time": float("inf")},
-            "env_cleanup_time of RLTaskConfig: expected a number of at least 0, "
-            "got inf. It bounds a wait, in seconds.",
+            "env_cleanup_time of RLTaskConfig: expected a number of at least 0, got inf. Pass a "
+            "time in seconds.",
         ),
         (
             {"env_worker_mode": "proces"},
@@ -141,28 +137,28 @@ def test_the_span_of_a_clip():
         ),
         (
             {"num_samples": 4, "stride": 4},
-            "num_collect_steps of RLTaskConfig: expected at least the 13 env steps that a clip "
-            "spans (num_samples 4, stride 4), got 10. Raise it, or take shorter clips.",
+            "num_collect_steps of RLTaskConfig: expected at least 13 env steps, the span of a "
+            "clip (num_samples 4, stride 4), got 10. Raise it, or use shorter clips.",
         ),
         (
             {"num_samples": 3, "max_episode_steps": 2},
-            "max_episode_steps of RLTaskConfig: expected at least the 3 env steps that a clip "
-            "spans (num_samples 3, stride 1), got 2. Raise it, or take shorter clips.",
+            "max_episode_steps of RLTaskConfig: expected at least 3 env steps, the span of a clip "
+            "(num_samples 3, stride 1), got 2. Raise it, or use shorter clips.",
         ),
         (
             {"num_samples": 3, "max_trajectory_length": 2},
-            "max_trajectory_length of RLTaskConfig: expected at least the 3 env steps that a clip "
-            "spans (num_samples 3, stride 1), got 2. Raise it, or take shorter clips.",
+            "max_trajectory_length of RLTaskConfig: expected at least 3 env steps, the span of a "
+            "clip (num_samples 3, stride 1), got 2. Raise it, or use shorter clips.",
         ),
         (
             {"replay_buffer_sample_size": 9},
             "replay_buffer_sample_size of RLTaskConfig: expected at least num_collect_steps, 10, "
-            "got 9. Raise it: samples would go before any update sees them.",
+            "got 9. Raise it, so that each sample is stored until an update.",
         ),
         (
             {"num_env_workers": 2, "min_action_batch_size": 3},
-            "min_action_batch_size of RLTaskConfig: expected at most the 2 workers, got 3. A "
-            "worker waits with one state: lower it, or raise num_env_workers.",
+            "min_action_batch_size of RLTaskConfig: expected at most the 2 workers, got 3. Lower "
+            "it, or raise num_env_workers: each worker waits with one state.",
         ),
     ],
 )
@@ -176,7 +172,7 @@ def test_a_task_wants_a_config():
     with pytest.raises(UserError) as error:
         ScriptedTask({"num_update_steps": 3})
     assert str(error.value) == (
-        "config of ScriptedTask: expected an RLTaskConfig, got dict. Give "
+        "config of ScriptedTask: expected an RLTaskConfig, got dict. Pass "
         "RLTaskConfig(num_update_steps=...); num_update_steps is required."
     )
 
@@ -206,8 +202,8 @@ def without(name):
 def test_what_a_task_lacks_is_told_before_it_is_trained(name, result):
     task = without(name)
     message = (
-        f"{name} of Small: expected a method that returns {result}, got none, for the task does "
-        f"not define it. Define {name}, see tfrl.tasks.RLTask.{name}."
+        f"{name} of Small: expected a method that returns {result}, got a task without this "
+        f"method. Define {name}; see tfrl.tasks.RLTask.{name}."
     )
     with pytest.raises(UserError) as error:
         TaskWorkflow(task).setup(seed=0)

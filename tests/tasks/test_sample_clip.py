@@ -319,7 +319,7 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
     [
         (
             {"return_images": False},
-            ASKED + "summary_writer, got none of them. Give save_path='clip.mp4' for a file.",
+            ASKED + "summary_writer, got no output. Pass save_path='clip.mp4' to write a file.",
         ),
         (
             {"save_path": "clip.avi"},
@@ -333,12 +333,12 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
         (
             {"summary_writer": "logs"},
             "summary_writer of sample_clip: expected a tf.summary writer, got 'logs' of type str. "
-            "Make it with tf.summary.create_file_writer(folder).",
+            "Create it with tf.summary.create_file_writer(folder).",
         ),
         (
             {"return_states": True, "max_steps": 0},
-            "max_steps: expected a whole number of at least 1, got 0. It counts the env steps of a "
-            "clip.",
+            "max_steps: expected a whole number of at least 1, got 0. Pass the number of env "
+            "steps in a clip.",
         ),
         (
             {"return_states": True, "seed": -1},
@@ -352,21 +352,20 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
         ),
         (
             {"return_images": True, "env": Silent},
-            "get_environment() for a clip: expected an environment with render_mode 'rgb_array', "
-            "got render_mode None of ['rgb_array']. Make it with gymnasium.make(..., "
-            "render_mode='rgb_array'): frames are drawn only for clips. Or give "
-            "return_images=False and return_states=True.",
+            "get_environment() for a video: expected an environment with render_mode 'rgb_array', "
+            "got render_mode None of ['rgb_array']. Create it with gymnasium.make(..., "
+            "render_mode='rgb_array'), or pass return_images=False and return_states=True.",
         ),
         (
             {"return_images": True, "shape": (3, 4, 2)},
-            "env.render() for a clip: expected a picture, uint8 [H, W], [H, W, 1], [H, W, 3] or "
-            "[H, W, 4], got uint8 [3, 4, 2]. Correct the render method of the environment.",
+            "env.render() for a video: expected a uint8 frame [H, W], [H, W, 1], [H, W, 3] or [H, "
+            "W, 4], got uint8 [3, 4, 2]. Fix the render method of the environment.",
         ),
         (
             {"return_states": True, "info": {"terminated": np.bool_(True)}},
-            "the initial state of the clip: expected one in which an action can be taken, got "
-            "info['terminated'] is true at reset: the episode is over before its first step. Let "
-            "reset begin where the episode goes on, or choose another seed.",
+            "the initial state of the clip: expected a state that takes an action, got "
+            "info['terminated'] True at reset, before the first step. Start the episode in a "
+            "non-terminal state, or choose a different seed.",
         ),
     ],
 )
@@ -389,7 +388,7 @@ def test_a_frame_of_nothing_is_told():
         def render(self):
             return None
 
-    with pytest.raises(UserError, match="got NoneType. Correct the render method"):
+    with pytest.raises(UserError, match="got NoneType. Fix the render method"):
         play(Nothing, return_images=True)
 
 

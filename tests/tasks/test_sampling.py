@@ -315,7 +315,7 @@ def test_two_readers_of_one_pool_are_found_out():
         old = iter_samples(pool, Policy(), total_samples=30)
         next(old)
         collect_samples(pool, Policy(), total_samples=3)
-        with pytest.raises(UserError, match="to be the only one who uses the pool"):
+        with pytest.raises(UserError, match="exclusive use of the pool"):
             list(old)
 
 
@@ -430,8 +430,8 @@ def test_hooks_are_called_once_a_trajectory_and_once_for_all():
     [
         (
             {"postprocess_trajectory": lambda t: t.newest(2)},
-            "postprocess_trajectory: expected the 3 samples that it was given, got 2. Add to "
-            "extras or change values; the number of samples is a promise.",
+            "postprocess_trajectory: expected 3 samples, as in its argument, got 2. Change only "
+            "values and extras, not the number of samples.",
         ),
         (
             {"postprocess_trajectory": lambda t: None},
@@ -440,17 +440,17 @@ def test_hooks_are_called_once_a_trajectory_and_once_for_all():
         ),
         (
             {"postprocess_trajectory": lambda t: t.replace(extras={"adv": np.zeros(2)})},
-            "postprocess_trajectory: extras['adv']: expected an array [3, ...], a row for each "
-            "sample, got shape [2]. Give every sample a row of its own.",
+            "postprocess_trajectory: extras['adv']: expected an array [3, ...], one row per "
+            "sample, got shape [2]. Return one row per sample.",
         ),
         (
             {"postprocess_trajectories": lambda ts: None},
             "postprocess_trajectories: expected a list of SampledTrajectory, got NoneType. Return "
-            "the list of trajectories to use.",
+            "the list of trajectories.",
         ),
         (
             {"postprocess_trajectories": lambda ts: [3]},
-            "postprocess_trajectories: expected a list of them, got int. Return "
+            "postprocess_trajectories: expected a list of SampledTrajectory, got int. Return "
             "trajectory.replace(...).",
         ),
     ],
@@ -465,8 +465,8 @@ def test_actions_of_another_number_than_states_are_refused():
     with make_pool(lambda: Scripted([3]), 2) as pool, pytest.raises(UserError) as error:
         collect_samples(pool, lambda states, optimal: np.zeros([3], int), total_samples=6)
     assert str(error.value) == (
-        "action of get_actions: expected arrays [2, ...], a row for each of the states, got "
-        "[3, ...]. Return one action for each state, in their order."
+        "action of get_actions: expected arrays [2, ...], one row per state, got [3, ...]. Return "
+        "one action per state, in the order of the states."
     )
 
 
@@ -491,17 +491,18 @@ def test_progress_makes_its_own_bar(capsys):
     [
         (
             {"total_samples": 0},
-            "total_samples: expected a whole number of at least 1, got 0. It counts samples.",
+            "total_samples: expected a whole number of at least 1, got 0. Pass a number of "
+            "samples.",
         ),
         (
             {"total_samples": 2.5},
-            "total_samples: expected a whole number of at least 1, got 2.5. It counts samples.",
+            "total_samples: expected a whole number of at least 1, got 2.5. Pass a number of "
+            "samples.",
         ),
         (
             {"min_trajectory_length": 3, "clip_length": 4},
-            "min_trajectory_length: expected at least "
-            "the clip length, 4, got 3. No clip fits into a shorter trajectory. Leave it out for "
-            "the clip length.",
+            "min_trajectory_length: expected at least the clip length, 4, got 3. Raise it, or "
+            "leave it out for the clip length.",
         ),
         (
             {"min_trajectory_length": 5, "max_trajectory_length": 4},
@@ -510,13 +511,13 @@ def test_progress_makes_its_own_bar(capsys):
         ),
         (
             {"clip_length": 21},
-            "total_samples: expected at least min_trajectory_length, 21, got 20. "
-            "Not one trajectory would fit: raise it.",
+            "total_samples: expected at least min_trajectory_length, 21, got 20. Raise it to fit "
+            "at least one trajectory.",
         ),
         (
             {"clip_length": 7, "max_trajectory_length": 8},
-            "total_samples: expected a sum of "
-            "trajectories of 7 to 8 samples, got 20. The nearest are 16 and 21.",
+            "total_samples: expected a sum of trajectories of 7 to 8 samples, got 20. Use 16 or "
+            "21, the nearest sums.",
         ),
         (
             {"min_batch_size": 3, "max_batch_size": 2},
@@ -530,32 +531,33 @@ def test_progress_makes_its_own_bar(capsys):
         ),
         (
             {"min_batch_size": 3, "max_batch_size": 8},
-            "min_batch_size: expected at most the number "
-            "of workers, 2, got 3. A worker waits with one state: lower it, or make a larger pool.",
+            "min_batch_size: expected at most the number of workers, 2, got 3. Lower it, or "
+            "create a larger pool: each worker waits with one state.",
         ),
         (
             {"max_batch_size": 0},
-            "max_batch_size: expected a whole number of at least 1, got 0. It counts states.",
+            "max_batch_size: expected a whole number of at least 1, got 0. Pass a number of "
+            "states.",
         ),
         (
             {"max_discarded_in_a_row": 0},
-            "max_discarded_in_a_row: expected a whole number of at least 1, got 0. It counts "
-            "samples.",
+            "max_discarded_in_a_row: expected a whole number of at least 1, got 0. Pass a number "
+            "of samples.",
         ),
         (
             {"max_wait_time": -1.0},
-            "max_wait_time: expected a number of at least "
-            "0 or None, got -1.0. It counts seconds; with 0 no state waits for others.",
+            "max_wait_time: expected a number of at least 0 or None, got -1.0. Pass the time in "
+            "seconds, or 0 to not wait.",
         ),
         (
             {"max_wait_time": float("nan")},
-            "max_wait_time: expected a number of at "
-            "least 0 or None, got nan. It counts seconds; with 0 no state waits for others.",
+            "max_wait_time: expected a number of at least 0 or None, got nan. Pass the time in "
+            "seconds, or 0 to not wait.",
         ),
         (
             {"total_samples": None, "progress": True},
-            "progress: expected False for a stream without "
-            "an end, got True. Leave it out, or give total_samples.",
+            "progress: expected False for an endless stream, got True. Leave it out, or pass "
+            "total_samples.",
         ),
     ],
 )
@@ -571,7 +573,6 @@ def test_collecting_needs_an_end():
     with make_pool(lambda: Scripted([3]), 2) as pool, pytest.raises(UserError) as error:
         collect_samples(pool, Policy(), total_samples=None)
     assert str(error.value) == (
-        "total_samples: expected a whole number of at least 1, got None. A stream without an end "
-        "is "
-        "only for iter_samples."
+        "total_samples: expected a whole number of at least 1, got None. Pass total_samples; only "
+        "iter_samples supports endless streams."
     )

@@ -80,7 +80,7 @@ def test_a_method_of_neither_form_is_told_before_training():
         TaskWorkflow(task).setup(0)
     assert str(error.value) == (
         "compute_loss of Small: expected a method compute_loss(model, batch, state, output), got "
-        "compute_loss(batch). Give it these arguments."
+        "compute_loss(batch). Change its signature to these arguments."
     )
 
 
@@ -171,8 +171,8 @@ def test_env_steps_of_a_task_that_samples_otherwise():
     [
         (
             {"get_worker_pool": lambda self, force_sync=False: WorkerPool(Scripted, 3)},
-            "get_worker_pool of Wrong: expected 1 workers, by num_env_workers, got 3. Make as "
-            "many: a checkpoint holds the next episode of each.",
+            "get_worker_pool of Wrong: expected 1 workers, as set by num_env_workers, got 3. "
+            "Create this number of workers: a checkpoint stores one next episode per worker.",
         ),
         (
             {"get_worker_pool": lambda self, force_sync=False: 3},
@@ -184,8 +184,8 @@ def test_env_steps_of_a_task_that_samples_otherwise():
         ),
         (
             {"build_rl_dataset": lambda self, samples: []},
-            "build_rl_dataset of Wrong: expected at least one batch, got none. Return a dataset of "
-            "batches of clips.",
+            "build_rl_dataset of Wrong: expected at least one batch, got an empty dataset. Return "
+            "a dataset of batches of clips.",
         ),
     ],
 )

@@ -248,10 +248,9 @@ def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
     with pytest.raises(UserError) as error:
         other.restore(tmp_path)
     assert str(error.value) == (
-        "the checkpoint: expected the values of this model and of 2 workers, got "
-        "progress/next_episodes of shape (1,) for (2,). Go on with the task and the "
-        "num_env_workers "
-        "that it was saved with."
+        "the checkpoint: expected the values of this model and 2 workers, got "
+        "progress/next_episodes of shape (1,) for (2,). Use the task and the num_env_workers of "
+        "the checkpoint."
     )
 
 
@@ -260,7 +259,9 @@ def test_a_snapshot_stays_as_it_is():
     copy = workflow.snapshot(state)
     _, later = workflow.step(state)
     assert (weight(copy), weight(later)) == (2.25, 3 - 3 / 16)
-    with pytest.raises(UserError, match="got that of iteration 1, which a later step has consumed"):
+    with pytest.raises(
+        UserError, match="got the state of iteration 1, which a later step has consumed"
+    ):
         workflow.step(state)
     row, copy = workflow.step(copy)
     assert row["env_steps"] == 20 and weight(copy) == weight(later)
@@ -353,7 +354,7 @@ def test_the_parameters_of_the_agent_state():
     assert list(params["model"]) == ["000_kernel", "001_bias", "002_kernel", "003_bias"]
     assert params["model"]["002_kernel"].shape == [8, 2]
     assert workflow.describe() == (
-        "KerasTask, 1 environments x 10 steps in all, 2 updates on 4 clips of 1"
+        "KerasTask, 1 environments x 10 steps in total, 2 updates on 4 clips of 1"
     )
 
 
@@ -376,18 +377,18 @@ LOSS = "compute_loss of Wrong: expected "
     [
         (
             {"get_model": lambda self: 3},
-            "get_model of Wrong: expected a tf.keras.Model, or another tf.Module, got int. Return "
-            "the model, built.",
+            "get_model of Wrong: expected a tf.keras.Model or tf.Module, got int. Return the "
+            "built model.",
         ),
         (
             {"get_model": unbuilt},
-            "get_model of Wrong: expected a model with trainable variables, got one that is not "
-            "built yet. Give it an Input, or call it once on a batch of observations.",
+            "get_model of Wrong: expected a model with trainable variables, got an unbuilt model. "
+            "Add an Input, or call the model once on a batch of observations.",
         ),
         (
             {"get_model": lambda self: tf.Module()},
-            "get_model of Wrong: expected a model with trainable variables, got one without any. "
-            "Give it an Input, or call it once on a batch of observations.",
+            "get_model of Wrong: expected a model with trainable variables, got a model without "
+            "trainable variables. Add an Input, or call the model once on a batch of observations.",
         ),
         (
             {"get_optimizer": lambda self: 0.1},
@@ -397,32 +398,36 @@ LOSS = "compute_loss of Wrong: expected "
         (
             {"compute_loss": lambda self, outputs, batch: None},
             LOSS
-            + "the loss, a number, got None. Return it, or a pair of it and a dict of metrics.",
+            + (
+                "a scalar loss, got None. Return the loss, or a pair of the loss and a dict of "
+                "metrics."
+            ),
         ),
         (
             {"compute_loss": lambda self, outputs, batch: outputs * batch.reward},
-            LOSS + "a number for the loss, got float32 (4, 1). Take the mean over the batch: "
+            LOSS + "a scalar for the loss, got float32 (4, 1). Take the mean over the batch: "
             "tf.reduce_mean(...).",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: (outputs, {"r": batch.reward})},
-            LOSS + "a number for metric 'r', got float32 (4, 1). Take the mean over the batch: "
+            LOSS + "a scalar for metric 'r', got float32 (4, 1). Take the mean over the batch: "
             "tf.reduce_mean(...).",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: (outputs, {"loss": 1.0})},
-            LOSS + "names for metrics that are free, got 'loss', which every update has. Choose "
-            "others than loss, gradient_norm, finite.",
+            LOSS + "unreserved metric names, got the reserved name 'loss'. Choose names other "
+            "than loss, gradient_norm, finite.",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: tf.reduce_mean(batch.reward)},
-            LOSS + "a loss that depends on the model's trainable variables, got one without a "
-            "gradient for any of them. Compute it from what run_model returns, with TensorFlow.",
+            LOSS + "a loss that depends on the model's trainable variables, got a loss without a "
+            "gradient for these variables. Compute it with TensorFlow from the result of "
+            "run_model.",
         ),
         (
             {"postprocess_trajectories": lambda self, model, trajectories: []},
-            "postprocess_trajectories of Wrong: expected at least one trajectory, got none. Return "
-            "the trajectories to store.",
+            "postprocess_trajectories of Wrong: expected at least one trajectory, got an empty "
+            "list. Return the trajectories to store.",
         ),
     ],
 )
@@ -443,9 +448,9 @@ def test_what_is_not_finite_is_told_and_left_out():
     with pytest.raises(UserError) as error:
         workflow.step(state)
     assert str(error.value) == (
-        "the loss of Diverges at iteration 1: expected finite values and gradients, got others in "
-        "1 of 2 updates, the first in update 1 (loss nan). Lower the learning rate, or check "
-        "rewards and observations; the steps were left out."
+        "the loss of Diverges at iteration 1: expected finite values and gradients, got "
+        "non-finite values in 1 of 2 updates, first in update 1 (loss nan). Lower the learning "
+        "rate, or check rewards and observations; these updates were skipped."
     )
     assert weight(state) == 1.5
 
@@ -455,9 +460,9 @@ def test_what_is_not_finite_is_told_and_left_out():
     [
         (
             {"task": ScriptedTask},
-            "task of TaskWorkflow: expected an RLTask, got <class 'tests.tasks.small_tasks."
-            "ScriptedTask'> of type ABCMeta. Derive it from tfrl.tasks.RLTask and give an object "
-            "of the class.",
+            "task of TaskWorkflow: expected an RLTask, got <class "
+            "'tests.tasks.small_tasks.ScriptedTask'> of type ABCMeta. Derive a class from "
+            "tfrl.tasks.RLTask and pass an instance.",
         ),
         (
             {"compile": "auto"},
@@ -501,7 +506,7 @@ def test_the_check_before_training():
 def test_one_replica_only():
     devices = [device.name for device in tf.config.list_logical_devices("CPU")[:2]]
     workflow = made(ScriptedTask(config()))
-    with pytest.raises(UserError, match="expected one replica, for a TaskWorkflow, got 2 of Mir"):
+    with pytest.raises(UserError, match="expected one replica for a TaskWorkflow, got 2 of Mir"):
         workflow.use_strategy(tf.distribute.MirroredStrategy(devices))
     workflow.use_strategy(tf.distribute.OneDeviceStrategy(devices[0]))
     assert not workflow.replicas.several

@@ -96,7 +96,7 @@ def test_many_short_episodes_are_discarded_and_warned_of_at_growing_intervals(ca
         "Discarded a trajectory of 3 samples of worker 0: min_trajectory_length is 16.",
         *(
             f"Discarded {n} trajectories with {3 * n} samples so far, the longest of 3; {3 * n} "
-            "samples since the last one that could be used. The newest has 3 samples of worker 0: "
+            "samples since the last usable trajectory. The newest has 3 samples of worker 0: "
             "min_trajectory_length is 16."
             for n in (10, 100)
         ),
@@ -117,13 +117,13 @@ def test_there_is_an_end_to_discarding():
     # The 20 before the long one are not counted.
     assert counts.discarded_samples == 120
     assert str(error.value) == (
-        "iter_samples: expected trajectories that can be used: min_trajectory_length is 8, got "
-        "none in the last 100 env steps; the longest of all that were discarded had 5 samples. "
+        "iter_samples: expected usable trajectories: min_trajectory_length is 8, got no usable "
+        "trajectory in the last 100 env steps; the longest discarded trajectory had 5 samples. "
         "Lower the clip length or min_trajectory_length, make the episodes longer, or raise "
-        "max_discarded_in_a_row (None: go on for ever)."
+        "max_discarded_in_a_row (None for no limit)."
     )
     counts = SamplingCounts()
-    with pytest.raises(UserError, match="none in the last 20 env steps"):
+    with pytest.raises(UserError, match="no usable trajectory in the last 20 env steps"):
         collect(20)
     assert counts.discarded_samples == 20
 
@@ -139,8 +139,8 @@ def test_a_total_that_the_episodes_cannot_make_up_is_told_apart():
             max_discarded_in_a_row=500,
         )
     assert (
-        "the 7 samples that are left cannot be made up of trajectories of 4 samples or more beside "
-        "it, got none in the last 500 env steps"
+        "with it, the 7 remaining samples cannot be divided into trajectories of at least 4 "
+        "samples, got no usable trajectory in the last 500 env steps"
     ) in str(error.value)
 
 

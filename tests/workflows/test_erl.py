@@ -369,7 +369,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
         ({"agent": {"a": TD3, "b": functools.partial(TD3, n_step=3)}}, r"n_step of agent 'b'"),
         ({"group": "policy"}, r"group.*actor"),
         ({"optimizer": None}, r"a search of tfrl.evolution"),
-        ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"one objective"),
+        ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"single-objective"),
         ({"optimizer": MAPElites(**ARCHIVE)}, r"optimizer.*descriptors.*MAPElites"),
         ({"inject": "mean"}, r"GA.pull.*mean"),
         ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniform"),

@@ -228,7 +228,7 @@ def test_a_fitness_of_the_wrong_shape():
 
     env = make_env("tf:CartPole-v1", num_envs=2)
     workflow = Doubled(env, PolicyAgent, OpenES(pop_size=4), compile="graph", max_episode_steps=5)
-    with pytest.raises(UserError, match=r"(?s)fitness of OpenES.tell.*\[4, 2\].*NSGA2 and RVEA"):
+    with pytest.raises(UserError, match=r"(?s)fitness of OpenES.tell.*\[4, 2\].*NSGA2 or RVEA"):
         workflow.step(workflow.setup(0))
 
 

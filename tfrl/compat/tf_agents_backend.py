@@ -301,9 +301,9 @@ def make_part(name: str, env: Any) -> Part:
         if env.__dict__["_pool"] is not None:
             raise UserError(
                 name,
-                expected="a TFPyEnvironment without a thread of its own",
-                got="one with isolation",
-                remedy="Return its PyEnvironment: it is called from one thread only.",
+                expected="a TFPyEnvironment without its own thread",
+                got="a TFPyEnvironment with isolation",
+                remedy="Return its PyEnvironment, which runs in a single thread.",
             )
         env = env.pyenv
     if isinstance(env, TFEnvironment):
@@ -312,9 +312,8 @@ def make_part(name: str, env: Any) -> Part:
         raise UserError(
             name,
             expected="a function that returns a PyEnvironment or TFEnvironment of TF-Agents",
-            got=f"one that returns {env!r}",
-            remedy="Return such an environment; for others there are the suites gymnasium and "
-            "envpool.",
+            got=f"a function that returns {env!r}",
+            remedy="Return such an environment, or use the suites gymnasium and envpool.",
         )
     return BatchedPart(name, env) if env.batched else SinglePart(name, env)
 
@@ -399,19 +398,19 @@ class TFAgentsBackend(Backend):
             what = f"{size}" if source.takes_size else f"a divisor of num_envs={size}"
             raise UserError(
                 f"batch size of {self.name}",
-                expected=f"{what}: the batch is made of whole environments",
+                expected=f"{what}, since the batch consists of entire environments",
                 got=part.num_envs,
-                remedy=f"Give num_envs={part.num_envs}, for evaluation too, or a function with the "
-                "argument num_envs.",
+                remedy=f"Pass num_envs={part.num_envs}, also for evaluation, or a function with "
+                "the argument num_envs.",
             )
         for _ in range(size // part.num_envs - 1):
             self._parts.append(make_part(self.name, source.make()))
         if self.autoreset is Autoreset.SAME_STEP and not part.resets_rows:
             raise UserError(
                 f"autoreset of {self.name}",
-                expected="NEXT_STEP or DISABLED: one row of its batch cannot be reset alone",
+                expected="NEXT_STEP or DISABLED, since it cannot reset single rows",
                 got="SAME_STEP",
-                remedy="Give autoreset='NEXT_STEP'.",
+                remedy="Pass autoreset='NEXT_STEP'.",
             )
 
     def _describe(self) -> None:
@@ -452,9 +451,9 @@ class TFAgentsBackend(Backend):
         if given is not None and own is not None and not 0 < given <= own:
             raise UserError(
                 f"max_episode_steps of {self.name}",
-                expected=f"at most {own}, after which the environment ends its episodes itself",
+                expected=f"at most {own}, the environment's own limit",
                 got=given,
-                remedy="Leave it out, or make the environment without its time limit.",
+                remedy="Leave it out, or create the environment without its time limit.",
             )
         self.max_episode_steps = own if given is None else given
         if given == NO_LIMIT:
@@ -473,8 +472,8 @@ class TFAgentsBackend(Backend):
         if not self._seeded and not self._told:
             self._told = True
             logging.warning(
-                "%s takes no seeds: its episodes cannot be repeated. Implement the method seed of "
-                "the environment.",
+                "%s ignores seeds, so its episodes are not reproducible. Implement the "
+                "environment's method seed.",
                 self.name,
             )
         joined = self._join(frames)
@@ -518,7 +517,7 @@ class TFAgentsBackend(Backend):
             raise
         except Exception as error:
             thing = f"{call} of {self.name}"
-            raise env_error(error, thing, "Repeat it by the same command.") from error
+            raise env_error(error, thing, "Run the same command to reproduce it.") from error
 
     def _ends(self, frames: Frames, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns termination and truncation, and counts steps."""
@@ -543,9 +542,9 @@ class TFAgentsBackend(Backend):
         if over.any() and not self._parts[0].resets_rows:
             raise UserError(
                 f"max_episode_steps of {self.name}",
-                expected=f"episodes that the environments themselves end after at most "
-                f"{self.max_episode_steps} steps: one row of their batch cannot be reset alone",
-                got=f"longer ones in rows {np.flatnonzero(over).tolist()}",
+                expected=f"episodes that end after at most {self.max_episode_steps} steps, since "
+                "single rows cannot be reset",
+                got=f"longer episodes in rows {np.flatnonzero(over).tolist()}",
             )
 
     def _restarted(self, frames: Frames) -> Nest:
@@ -566,9 +565,9 @@ class TFAgentsBackend(Backend):
         if any(n != wanted for n in leaves):
             raise UserError(
                 f"observation of {self.name}",
-                expected=f"{wanted} arrays, as observation_spec says",
+                expected=f"{wanted} arrays, as in observation_spec",
                 got=max(leaves, key=lambda n: abs(n - wanted)),
-                remedy="Give arrays, not lists of numbers, in the structure of observation_spec.",
+                remedy="Return arrays instead of lists, in the structure of observation_spec.",
             )
         obs = [_concat([f.obs[i] for f in frames]) for i in range(wanted)]
         numbers = {n: _concat([getattr(f, n) for f in frames]) for n in _NUMBERS}
@@ -576,7 +575,7 @@ class TFAgentsBackend(Backend):
             if array.shape != (self.num_envs,) or array.dtype.kind not in "biuf":
                 raise UserError(
                     f"{what} of {self.name}",
-                    expected="one number of each environment",
+                    expected="one number per environment",
                     got=f"{array.dtype.name} {array.tolist()}"
                     if array.shape == (self.num_envs,)
                     else f"shape {list(array.shape[1:])}",
@@ -594,8 +593,8 @@ class TFAgentsBackend(Backend):
                 f"step_type of a {what} of {self.name}",
                 expected=wanted,
                 got=str([names.get(int(t), "MID") for t in got]),
-                remedy="Begin an episode with FIRST, after reset and in the step after LAST, and "
-                "nowhere else; PyEnvironment(handle_auto_reset=True) does so.",
+                remedy="Return FIRST only after reset and in the step after LAST, as "
+                "PyEnvironment(handle_auto_reset=True) does.",
             )
 
     # Other methods.

@@ -98,7 +98,7 @@ def make_dqn(
             "TFAgentsDQN.loss",
             expected="'huber' or 'squared'",
             got=repr(loss),
-            remedy="'huber' is TF-Agents' default.",
+            remedy="Pass 'huber' for TF-Agents' default.",
         )
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:

@@ -46,8 +46,8 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
     """
     name = f"tf_agents:{task}"
     if env is not None:
-        expected = "a function that makes an environment: evaluations need others"
-        checks.function(f"env of {name}", env, expected, remedy="Give env=lambda: MyEnvironment().")
+        expected = "a function that creates an environment, since evaluations need their own"
+        checks.function(f"env of {name}", env, expected, remedy="Pass env=lambda: MyEnvironment().")
         return env
     suite, _, inside = task.partition("/")
     if suite.startswith("suite_") and inside:
@@ -57,7 +57,9 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
     module, _, path = task.rpartition(":")
     if module and path:
         return _function(name, module, path)
-    remedy = f"Did you mean tf_agents:suite_gym/{task}?" if _gym_has(task) else "Give one of them."
+    remedy = (
+        f"Did you mean tf_agents:suite_gym/{task}?" if _gym_has(task) else "Use one of these forms."
+    )
     raise UserError(f"environment {name}", expected=_FORMS, got=repr(task), remedy=remedy)
 
 
@@ -69,9 +71,11 @@ def _function(name: str, module: str, path: str) -> Callable[..., Any]:
             close = nearest(part, [n for n in dir(found) if not n.startswith("_")])
             raise UserError(
                 name,
-                expected=f"a function of {module} behind the last colon",
+                expected=f"a function of {module} after the last colon",
                 got=path,
-                remedy=f"Did you mean {close[0]}?" if close else "See what the module defines.",
+                remedy=f"Did you mean {close[0]}?"
+                if close
+                else "Check the definitions of the module.",
             )
         found = getattr(found, part)
     return find(name.partition(":")[2], found)
@@ -82,7 +86,7 @@ def _loader(name: str, suite: str, inside: str) -> Callable[..., Any]:
     module = _import(name, suite)
     available = getattr(module, "is_available", lambda: True)
     if not available():
-        raise _missing(name, suite, "none that can be imported")
+        raise _missing(name, suite, "a failed import")
     if "gym" in vars(module):
         _check_gym(name, suite, inside)
     count = _PARTS.get(suite, 1)
@@ -119,10 +123,10 @@ def _import(name: str, suite: str) -> Any:
 
 def _missing(name: str, suite: str, got: str) -> UserError:
     instead = _INSTEAD.get(suite)
-    remedy = "Install them with -c constraints.txt, so that TensorFlow's pins hold."
+    remedy = "Install them with -c constraints.txt to keep TensorFlow's pins."
     if instead is not None:
-        remedy = f"Such tasks are there in the suite gymnasium too, for example {instead}."
-    return UserError(name, expected=f"the packages that {suite} needs", got=got, remedy=remedy)
+        remedy = f"Use the suite gymnasium, for example {instead}."
+    return UserError(name, expected=f"the packages that {suite} requires", got=got, remedy=remedy)
 
 
 def _check_gym(name: str, suite: str, task: str) -> None:
@@ -137,11 +141,11 @@ def _check_gym(name: str, suite: str, task: str) -> None:
         close = nearest(task, [spec.id for spec in gym.envs.registry.all()])
         raise UserError(
             f"environment {name}",
-            expected=f"a task of gym {gym.__version__}, of which {suite} is made",
+            expected=f"a task of gym {gym.__version__}, which {suite} uses",
             got=repr(task),
             remedy=f"Did you mean {close[0]}?"
             if close
-            else "Newer tasks are in the suite gymnasium.",
+            else "Use the suite gymnasium for newer tasks.",
         ) from error
 
 
@@ -198,7 +202,7 @@ def make_tf_agents(
     name = f"tf_agents:{task}"
     refuse_cached(name, autoreset)
     _check_mask_argument(name, action_mask)
-    remedy = "Give functions PyEnvironment -> PyEnvironment as wrappers."
+    remedy = "Pass functions PyEnvironment -> PyEnvironment as wrappers."
     rewards = reward_wrappers(name, outer_wrappers, remedy)
     make = find(task, env)
     _check_kwargs(name, make, kwargs)
@@ -230,7 +234,7 @@ def _check_mask_argument(name: str, action_mask: Any) -> None:
             f"action_mask of {name}",
             expected="the path of the mask in the observation, or a function obs -> (rest, mask)",
             got=repr(action_mask),
-            remedy="Give for example action_mask='mask'.",
+            remedy="Pass a path such as action_mask='mask'.",
         )
 
 

@@ -167,13 +167,13 @@ def _wrong(name: str, expected: str, got: str, what: str) -> UserError:
         f"action for {name}",
         expected=expected,
         got=got,
-        remedy=f"Act within env.action_spec{'' if what == 'it' else ', with its nest'}.",
+        remedy=f"Pass actions that match env.action_spec{'' if what == 'it' else ' and its nest'}.",
     )
 
 
 _REMEDY = (
-    "Find the division or the diverging simulation that it comes from. A value above 3.4e38 "
-    "becomes inf in float32; clip it in the environment or a wrapper."
+    "Look for a division by zero or a diverging simulation. A value above 3.4e38 becomes inf in "
+    "float32; clip it in the environment or a wrapper."
 )
 
 
@@ -226,7 +226,7 @@ def _refuse(
     row = rows[0]
     at = tuple(int(i) for i in np.argwhere(bad[row])[0])
     place = f" at index {list(at)}" if at else ""
-    more = f", and such in {len(rows) - 1} more environments" if len(rows) > 1 else ""
+    more = f", and in {len(rows) - 1} more environments" if len(rows) > 1 else ""
     raise UserError(
         f"{field} of {name}, environment {row}, step {steps[row]}",
         expected="finite numbers",

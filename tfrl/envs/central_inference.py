@@ -36,7 +36,7 @@ class CentralInference(Halves):
         Raises:
           UserError: For a time that is not a number >= 0.
         """
-        remedy = "It counts seconds; with 0 no environment waits for others."
+        remedy = "Pass the time in seconds, or 0 to not wait."
         name = f"max_wait_time of {parts[0].backend.name}"
         self.max_wait_time = float(checks.number(name, max_wait_time, 0, remedy=remedy))
         super().__init__(*parts)

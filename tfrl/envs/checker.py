@@ -116,8 +116,8 @@ class MaskContract:
                 raise UserError(
                     f"{where}: {name}",
                     expected=f"the mask of the observation, obs/{MASK}",
-                    got=f"another one in rows {_rows(value != other)}",
-                    remedy="Both say what may be done at obs; leave one of them out.",
+                    got=f"a different mask in rows {_rows(value != other)}",
+                    remedy="Return the valid actions at obs in only one of them.",
                 )
 
     def _check_frozen(self, now: dict[str, np.ndarray], where: str) -> None:
@@ -130,9 +130,9 @@ class MaskContract:
             if np.any(over & (value != before)):
                 raise UserError(
                     f"{where} under DISABLED: {name}",
-                    expected="the mask of the end in rows that are over",
-                    got=f"another one in rows {_rows(over & (value != before))}",
-                    remedy="Freeze the mask with the observation; tfrl.make_env does.",
+                    expected="the mask of the last step in ended rows",
+                    got=f"a different mask in rows {_rows(over & (value != before))}",
+                    remedy="Freeze the mask together with the observation, as tfrl.make_env does.",
                 )
 
     def sample(self, state: EnvState, key: tf.Tensor) -> Nest:
@@ -191,16 +191,18 @@ def _check_form(env: Env, mask: _Mask, where: str, static: bool) -> None:
         raise UserError(
             f"{where}: {mask.named()[path]}",
             expected="masks of discrete actions only",
-            got=f"one for {heads[path].spec!r}" if path in heads else f"one for no action {path}",
-            remedy="Give a nest like the action's, with None for what cannot be masked.",
+            got=f"a mask for {heads[path].spec!r}"
+            if path in heads
+            else f"a mask for the unknown action {path}",
+            remedy="Use the nest of the action, with None for leaves that cannot be masked.",
         )
     for path, name in mask.named().items():
         value, shape = mask.leaves[path], [env.num_envs, *(heads[path].mask_shape or ())]
         fits = value.shape.as_list() == shape and (value.dtype.is_bool or value.dtype.is_integer)
         if not fits:
-            remedy = "Give True for every valid value of the action, and False for the others."
+            remedy = "Return True for each valid value of the action, and False for the rest."
             if static:
-                remedy = "Tell the shape by tf.ensure_shape, so that steps can be looped over."
+                remedy = "Set the shape with tf.ensure_shape, so that a loop can run the steps."
             raise UserError(
                 f"{where}: {name}",
                 expected=f"a tensor bool {shape}",
@@ -210,7 +212,7 @@ def _check_form(env: Env, mask: _Mask, where: str, static: bool) -> None:
         if value.dtype.is_integer and not static and not np.isin(value.numpy(), (0, 1)).all():
             raise UserError(
                 f"{where}: {name}",
-                expected="0 or 1 where the mask is of integers",
+                expected="only 0 and 1 in an integer mask",
                 got=", ".join(map(str, np.setdiff1d(value.numpy(), (0, 1)).tolist())),
             )
 
@@ -264,8 +266,8 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
             "check_env",
             expected="a device environment (tfrl.envs.Env)",
             got=type(env).__name__,
-            remedy="Derive it from Env, or give it through a registered suite; a gymnasium.Env "
-            "and a gymnasium.vector.VectorEnv can be checked too.",
+            remedy="Derive it from Env, or create it with make_env; check_env also accepts a "
+            "gymnasium.Env or a gymnasium.vector.VectorEnv.",
         )
     key = seeding.key(seed)
     check_specs(env)
@@ -319,9 +321,9 @@ def check_specs(env: Env) -> None:
             path, leaf = next(iter(bad.items()), (".", None))
             raise UserError(
                 f"{name} {path}",
-                expected="a TensorSpec with a static shape (of one environment)",
+                expected="a TensorSpec with the static shape of a single environment",
                 got=repr(leaf),
-                remedy="Describe every leaf by tfrl.specs.BoundedTensorSpec or tf.TensorSpec.",
+                remedy="Describe each leaf by a tfrl.specs.BoundedTensorSpec or tf.TensorSpec.",
             )
     check_agent_specs(env)
 
@@ -329,7 +331,9 @@ def check_specs(env: Env) -> None:
 def _check_state(env: Env, state: Any, where: str) -> None:
     """Checks structure, shapes and dtypes of a state."""
     if not isinstance(state, EnvState):
-        raise UserError(f"what {where} returns", expected="an EnvState", got=type(state).__name__)
+        raise UserError(
+            f"return value of {where}", expected="an EnvState", got=type(state).__name__
+        )
     size = env.num_envs
     _check_nest(f"{where}: obs", state.obs, env.obs_spec, size)
     for path, reward in struct.paths({"reward": state.reward}).items():
@@ -347,7 +351,7 @@ def _check_state(env: Env, state: Any, where: str) -> None:
             f"{where}: info",
             expected="final_obs, autoreset, episode_return and episode_length",
             got=f"no {', '.join(missing)}",
-            remedy="Leave autoreset to tfrl.make_env, which adds them.",
+            remedy="Use tfrl.make_env, whose autoreset adds them.",
         )
     _check_nest(f"{where}: info/final_obs", state.info["final_obs"], env.obs_spec, size)
     for name, dtype in INFO.items():
@@ -378,7 +382,7 @@ def _check_leaf(thing: str, value: Any, spec: tf.TensorSpec) -> None:
         thing,
         expected=f"a tensor {spec.dtype.name} {spec.shape.as_list()}",
         got=got,
-        remedy="Cast or reshape it; every leaf has the batch axis [num_envs] first.",
+        remedy="Cast or reshape it; each leaf has the leading batch axis [num_envs].",
     )
 
 
@@ -390,8 +394,8 @@ def _check_rows(env: Env, state: EnvState, where: str) -> None:
                 f"{where}: env_state/{path}",
                 expected=f"a leading axis of num_envs = {env.num_envs}",
                 got=f"shape {shape.as_list()}",
-                remedy="Keep one row an environment, keys too ([num_envs, 2]), so that episodes "
-                "can be reset one by one.",
+                remedy="Keep one row per environment, also of keys ([num_envs, 2]), so that "
+                "environments can be reset individually.",
             )
 
 
@@ -402,9 +406,9 @@ def check_fresh(state: EnvState) -> None:
         if np.any(leaf):
             raise UserError(
                 f"reset: {path}",
-                expected="0 or False in every environment, since no step was taken",
+                expected="0 or False in every environment before the first step",
                 got=str(np.asarray(leaf).tolist()),
-                remedy="A device environment makes it by tfrl.envs.core.initial_state.",
+                remedy="Build the state of a device environment with tfrl.envs.core.initial_state.",
             )
 
 
@@ -415,10 +419,10 @@ def _check_same_structure(first: EnvState, second: EnvState) -> None:
         if x != y:
             raise UserError(
                 f"state/{path}",
-                expected=f"the same from step as from reset, {x}",
+                expected=f"the same leaf from step as from reset, {x}",
                 got=y,
-                remedy="Return the same leaves, shapes and dtypes from both, so that steps can "
-                "be looped over.",
+                remedy="Return the same leaves, shapes and dtypes from both, so that a loop can "
+                "run the steps.",
             )
 
 
@@ -440,7 +444,7 @@ def _check_keys(
             raise UserError(
                 f"{name}: {differs[0]}",
                 expected="the same result from the same key, state and action",
-                got="another one at the second call",
+                got="a different result from the second call",
                 remedy="Draw random numbers only from keys (tfrl.seeding), never from "
                 "tf.random.uniform or numpy.random.",
             )
@@ -464,21 +468,21 @@ def _of_task(env: Env, state: EnvState) -> tuple[Nest, Nest]:
 
 
 def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, action: Nest) -> None:
-    remedy = "Keep in env_state all that a step needs; wrappers change the other fields."
+    remedy = "Keep all data of a step in env_state, since wrappers change the other fields."
     try:
         differs = difference(second, env.step(carrying(first.env_state), action), exact=True)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise UserError(
             "step",
-            expected="to read state.env_state only",
+            expected="a step that reads only state.env_state",
             got=f"{type(error).__name__} without the other fields ({error})",
             remedy=remedy,
         ) from error
     if differs is not None:
         raise UserError(
             f"step: {differs[0]}",
-            expected="to depend on state.env_state only",
-            got="another value without the other fields of the state",
+            expected="a result that depends only on state.env_state",
+            got="a different value without the other fields of the state",
             remedy=remedy,
         )
 
@@ -491,7 +495,7 @@ def _compiled_step(env: Env, state: EnvState, action: Nest) -> Any:
     except Exception as error:  # user code may raise anything while traced
         raise UserError(
             "step in tf.function",
-            expected="to compile",
+            expected="a step that compiles",
             got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
             remedy="Use TensorFlow operations only: no .numpy(), no Python `if` on a tensor.",
         ) from error

@@ -62,8 +62,8 @@ def space_of(name: str, kind: str, env: Any, attribute: str) -> Nest:
         raise UserError(
             f"{attribute} of {name}",
             expected="a space of gymnasium.spaces",
-            got="none" if space is None else f"a {cls.__module__}.{cls.__qualname__}",
-            remedy=f"Set self.{attribute} in __init__, to a Box or Discrete for example.",
+            got="None" if space is None else f"a {cls.__module__}.{cls.__qualname__}",
+            remedy=f"Set self.{attribute} in __init__, for example to a Box or Discrete.",
         )
     return host_spaces.space_spec(name, kind, space)
 
@@ -147,10 +147,10 @@ class Single:
             path, values = differs
             raise UserError(
                 f"{self._from}: obs" + ("" if path == "." else f"/{path}"),
-                expected="an array that stays as it was returned",
+                expected="an array that later calls do not change",
                 got=f"{values} after {where}",
-                remedy="Return a copy, as self._obs.copy(): whoever stores observations would "
-                "store the last one again and again.",
+                remedy="Return a copy such as self._obs.copy(): otherwise a replay buffer stores "
+                "the last observation repeatedly.",
             )
 
     def _mask(self, where: str, info: Mapping[str, Any], ended: bool) -> Nest:
@@ -161,7 +161,7 @@ class Single:
         if MASK not in info:
             raise UserError(
                 thing,
-                expected="a mask after every reset and step that goes on, as there was before",
+                expected="a mask after every reset and non-final step, as before",
                 got=f"the items {sorted(info)}",
             )
         host_spaces.mask_spec(self.name, self.action_spec)
@@ -169,7 +169,7 @@ class Single:
             mask = stacked_mask(self.name, self.env.action_space, info[MASK])
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(
-                thing, expected=f"the form of {self.env.action_space}", got=described(info[MASK])
+                thing, expected=f"a mask for {self.env.action_space}", got=described(info[MASK])
             ) from error
         mask = host_spaces.positional(self.action_spec, mask)
         if not ended:
@@ -186,7 +186,7 @@ class Single:
         if not good or picture.ndim != 3 or picture.shape[2] != 3:
             raise UserError(
                 where,
-                expected="a picture uint8 [H, W, 3] for render_mode='rgb_array'",
+                expected="a uint8 frame [H, W, 3] for render_mode='rgb_array'",
                 got=described(picture),
             )
 
@@ -232,23 +232,23 @@ def check_metadata(env: Any, name: str) -> None:
             f"render_mode of {name}",
             expected=f"None or one of metadata['render_modes'], {list(modes)}",
             got=repr(env.render_mode),
-            remedy="Add the mode to metadata['render_modes'], or make it without.",
+            remedy="Add the mode to metadata['render_modes'], or leave out render_mode.",
         )
     fps = metadata.get("render_fps")
     number = isinstance(fps, int | float | np.number) and not isinstance(fps, bool)
     if fps is not None and not (number and 0 < fps < np.inf):
         raise UserError(
             f"metadata['render_fps'] of {name}",
-            expected="a number of pictures a second above 0",
+            expected="a positive number of frames per second",
             got=repr(fps),
-            remedy="Give that at which the task runs in real time.",
+            remedy="Set the frame rate of real time.",
         )
     if modes and fps is None:
         note(
             f"metadata['render_fps'] of {name}",
-            expected="pictures a second, since it can be drawn",
-            got="none",
-            remedy="Videos will have 30; give the number at which the task runs in real time.",
+            expected="frames per second, since the environment renders",
+            got="no value",
+            remedy="Set the frame rate of real time; videos use 30 by default.",
         )
 
 
@@ -311,10 +311,10 @@ def _check_again(single: Single, start: Answer, played: Played, seed: int) -> No
             if differs is not None:
                 raise UserError(
                     f"reset of {name} without a seed: {differs[0]}",
-                    expected="to go on with the random numbers of the last seed",
+                    expected="a continuation of the last seed's random numbers",
                     got=f"{differs[1]} after the same episode",
                     remedy="Call super().reset(seed=seed) and draw from self.np_random, which a "
-                    "reset without a seed leaves as it is.",
+                    "reset without a seed leaves unchanged.",
                 )
 
 
@@ -329,10 +329,10 @@ def _check_others(single: Single, start: Answer, played: Played, seed: int) -> N
     else:
         raise UserError(
             f"reset of {single.name}",
-            expected="another episode from another seed",
-            got=f"the same from {MAX_STARTS + 1} seeds",
+            expected="different episodes from different seeds",
+            got=f"the same episode from {MAX_STARTS + 1} seeds",
             remedy="Call super().reset(seed=seed) and draw from self.np_random; for a task "
-            "without chance, call check_env(env, stochastic=False).",
+            "without randomness, call check_env(env, stochastic=False).",
         )
     if not starts_differ:
         return
@@ -342,9 +342,9 @@ def _check_others(single: Single, start: Answer, played: Played, seed: int) -> N
             return
     raise UserError(
         f"reset of {single.name} without a seed",
-        expected="other starts than that of the last seed",
-        got=f"the same {MAX_STARTS} times",
-        remedy="Seed anew only where seed is not None, as super().reset(seed=seed) does.",
+        expected="starts that differ from the last seed's",
+        got=f"the same start {MAX_STARTS} times",
+        remedy="Reseed only if seed is not None, as super().reset(seed=seed) does.",
     )
 
 
@@ -368,8 +368,8 @@ def _check_after_end(single: Single, played: Played, seed: int) -> None:
     ends = [t for t, (_, answer, _) in enumerate(played) if answer.ended]
     if not ends:
         logging.getLogger(__name__).info(
-            "%s: no episode has ended within %d steps, so that ends were not checked; give "
-            "check_env more steps.",
+            "%s: no episode ended within %d steps, so ends were not checked; pass more steps to "
+            "check_env.",
             name,
             len(played),
         )
@@ -389,7 +389,7 @@ def _check_after_end(single: Single, played: Played, seed: int) -> None:
             expected="an exception, or terminated or truncated again",
             got="both False",
             remedy="Raise gymnasium.error.ResetNeeded there: an environment that resets itself "
-            "hides ends from the library, and one that goes on hides mistakes of its users.",
+            "hides ends from the library, and one that continues hides errors of its caller.",
         )
 
 
@@ -463,7 +463,7 @@ class CheckedBatch:
                 f"metadata['autoreset_mode'] of {self.name}",
                 expected=", ".join(f"AutoresetMode.{m.name}" for m in AutoresetMode),
                 got=repr(env.metadata.get("autoreset_mode")),
-                remedy="Say what happens at an end: self.metadata = {'autoreset_mode': "
+                remedy="Declare the mode: self.metadata = {'autoreset_mode': "
                 "gymnasium.vector.AutoresetMode.NEXT_STEP}.",
             )
         self.mode = mode
@@ -483,7 +483,7 @@ class CheckedBatch:
                 f"{kind}_space{leaf} of {self.name}",
                 expected=_form(wanted.get(wrong[0])),
                 got=_form(leaves.get(wrong[0])),
-                remedy="Make it by gymnasium.vector.utils.batch_space(single space, num_envs).",
+                remedy="Create it with gymnasium.vector.utils.batch_space(single space, num_envs).",
             )
         return one
 
@@ -532,12 +532,12 @@ class CheckedBatch:
         if bad.any():
             raise UserError(
                 f"{where} under NEXT_STEP",
-                expected="reward 0 and both flags False in the rows that the step before has ended",
+                expected="reward 0 and both flags False in rows that ended in the previous step",
                 got=f"reward {answer.reward[bad].tolist()}, termination "
                 f"{answer.termination[bad].tolist()}, truncation "
                 f"{answer.truncation[bad].tolist()} in rows {np.flatnonzero(bad).tolist()}",
-                remedy="Ignore their action and reset them in this step, or declare the mode that "
-                "it has in metadata['autoreset_mode'].",
+                remedy="Ignore their action and reset them in this step, or declare the actual "
+                "mode in metadata['autoreset_mode'].",
             )
 
     def _same_step(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
@@ -551,9 +551,9 @@ class CheckedBatch:
         if missing.size:
             raise UserError(
                 f"{where} under SAME_STEP: infos['final_obs']",
-                expected="the last observation of every row that has ended",
-                got=f"none in rows {missing.tolist()}",
-                remedy="Put it there before the row is reset, or declare the mode that it has in "
+                expected="the last observation of every ended row",
+                got=f"no observation in rows {missing.tolist()}",
+                remedy="Store it before the row is reset, or declare the actual mode in "
                 "metadata['autoreset_mode'].",
             )
         objects = isinstance(final_obs, np.ndarray) and final_obs.dtype == object
@@ -571,9 +571,9 @@ class CheckedBatch:
             raise UserError(
                 f"{where} under DISABLED: infos",
                 expected="no 'final_obs', since obs is the last observation",
-                got=f"one, with rows {np.flatnonzero(answer.ended).tolist()} ended",
-                remedy="If it resets rows in the step that ends them, declare SAME_STEP in "
-                "metadata['autoreset_mode'].",
+                got=f"'final_obs', with rows {np.flatnonzero(answer.ended).tolist()} ended",
+                remedy="Declare SAME_STEP in metadata['autoreset_mode'] if rows reset in the step "
+                "that ends them.",
             )
 
     def _reset_rows(self, where: str, answer: Answer) -> None:
@@ -588,9 +588,9 @@ class CheckedBatch:
         if differs is not None:
             raise UserError(
                 f"{where}: obs" + ("" if differs[0] == "." else f"/{differs[0]}"),
-                expected=f"as it was in the other rows, {np.flatnonzero(others).tolist()}",
+                expected=f"unchanged values in the other rows, {np.flatnonzero(others).tolist()}",
                 got=differs[1],
-                remedy="Reset only the rows in which options['reset_mask'] is True.",
+                remedy="Reset only the rows where options['reset_mask'] is True.",
             )
         answer.obs = copied(obs)
         mask = self._mask(where, infos, others)
@@ -630,7 +630,7 @@ def _leaves(spec: Nest) -> Any:
 
 
 def _form(leaf: tuple[str, list[int]] | None) -> str:
-    return "no such space" if leaf is None else f"{leaf[0]} {leaf[1]}"
+    return "no space" if leaf is None else f"{leaf[0]} {leaf[1]}"
 
 
 _MODES: dict[AutoresetMode, Callable[[CheckedBatch, str, Answer, Any, np.ndarray], None]] = {

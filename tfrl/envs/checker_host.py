@@ -35,7 +35,7 @@ INFO = {
     "episode_length": tf.TensorSpec([], tf.int32),
 }
 SEEN = ("obs", "reward", "termination", "truncation", "info")
-BACKEND = "Mend the backend: see tfrl.envs.backend.Backend."
+BACKEND = "Fix the backend: see tfrl.envs.backend.Backend."
 
 Played = list[tuple[Nest, EnvState]]
 
@@ -100,7 +100,7 @@ def check_host(
             env.num_envs,
             start.obs,
             lambda i: env.reset(seed + i).obs,
-            "Use the seeds that reset is given",
+            "Use the seeds passed to reset",
         )
 
 
@@ -244,7 +244,7 @@ class _Player:
             if ended.any() and last.final_obs is None:
                 raise UserError(
                     f"{where}: final_obs",
-                    expected="the last observations, in the step that ends an episode",
+                    expected="the last observations in the step that ends an episode",
                     got=f"None, with rows {np.flatnonzero(ended).tolist()} ended",
                 )
             return
@@ -253,7 +253,7 @@ class _Player:
         if bad.any():
             raise UserError(
                 where,
-                expected="reward 0 and both flags False in the rows that the step before has ended",
+                expected="reward 0 and both flags False in rows that ended in the previous step",
                 got=f"reward {np.asarray(last.reward)[bad].tolist()} and ends "
                 f"{ended[bad].tolist()} in rows {np.flatnonzero(bad).tolist()}",
             )

@@ -75,7 +75,9 @@ def check_values(
     elif isinstance(spec, tuple):
         if not isinstance(values, tuple) or len(values) != len(spec):
             raise UserError(
-                thing, expected=f"a tuple of {len(spec)}, as the space says", got=described(values)
+                thing,
+                expected=f"a tuple of {len(spec)}, as in the space",
+                got=described(values),
             )
         for i, part in enumerate(spec):
             check_values(f"{thing}/{i}", values[i], part, batch, exact)
@@ -93,9 +95,7 @@ def _check_form(
     if isinstance(spec, specs.DiscreteSpec) and not batch:
         number = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not number and not (_is_array(value) and value.shape == () and value.dtype.kind in "iu"):
-            raise UserError(
-                thing, expected="an integer, for a Discrete space", got=described(value)
-            )
+            raise UserError(thing, expected="an integer for a Discrete space", got=described(value))
         return
     wanted = f"a NumPy array {dtype.name} {shape}"
     if not _is_array(value):
@@ -107,7 +107,7 @@ def _check_form(
             thing,
             expected=wanted,
             got=described(value),
-            remedy=f"Cast it by .astype(np.{dtype.name}), or give the space its dtype.",
+            remedy=f"Cast it with .astype(np.{dtype.name}), or change the dtype of the space.",
         )
 
 
@@ -135,7 +135,7 @@ def check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
     if low.size == high.size == 1:
         bounds += f", [{low[0]}, {high[0]}]"
     else:
-        bounds += f": at least {low.tolist()} and at most {high.tolist()} there"
+        bounds += f": at least {low.tolist()} and at most {high.tolist()}"
     raise UserError(thing, expected=f"values within {bounds}", got=listed(value, bad))
 
 
@@ -206,10 +206,10 @@ def check_same(where: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     if differs is not None:
         raise UserError(
             f"{where}: {differs[0]}",
-            expected="the same from the same seed and actions",
+            expected="the same value from the same seed and actions",
             got=differs[1],
             remedy="Draw random numbers only from generators that reset(seed=seed) seeds, such as "
-            "self.np_random after super().reset(seed=seed); keep nothing of earlier episodes.",
+            "self.np_random after super().reset(seed=seed), and keep no state of earlier episodes.",
         )
 
 
@@ -235,9 +235,9 @@ def check_starts(
     if not seeds_differ:
         raise UserError(
             thing,
-            expected="other starts from another seed",
-            got=f"the same from {MAX_STARTS + 1} seeds",
-            remedy=f"{seed_remedy}; for a task with one start only, call check_env(env, "
+            expected="different starts from different seeds",
+            got=f"the same start from {MAX_STARTS + 1} seeds",
+            remedy=f"{seed_remedy}; for a task with a single start, call check_env(env, "
             "stochastic=False).",
         )
     if not rows_differ:
@@ -279,9 +279,10 @@ class LastObs:
         if not self._right and len(self._starts) >= MANY_STARTS:
             raise UserError(
                 thing,
-                expected="the last observation of the episode that has ended",
-                got=f"the first one of the next episode, {len(self._starts)} different ones",
-                remedy="Keep it, as a copy, before the row is reset.",
+                expected="the last observation of the ended episode",
+                got=f"the first observation of the next episode ({len(self._starts)} different "
+                "starts)",
+                remedy="Copy it before the row is reset.",
             )
 
 
@@ -346,7 +347,7 @@ def check_mask(thing: str, spec: Nest, mask: Nest, rows: Any = True) -> None:
             raise UserError(
                 thing,
                 expected="at least one valid action",
-                got="none" + (f" at {np.argwhere(none).tolist()}" if none.ndim else ""),
+                got="no valid action" + (f" at {np.argwhere(none).tolist()}" if none.ndim else ""),
                 remedy="Allow an action that does nothing, or end the episode.",
             )
 
@@ -366,6 +367,6 @@ def note_unbounded(thing: str, spec: Nest) -> None:
                 thing if path == "." else f"{thing} {path}",
                 expected="finite bounds",
                 got=", ".join(shown[:MAX_LISTED]),
-                remedy="Policies begin near 0 with a spread of about 1: give the Box the range "
-                "that the task can use, by gymnasium.wrappers.RescaleAction or ClipAction.",
+                remedy="Set the useful range with gymnasium.wrappers.RescaleAction or ClipAction: "
+                "initial policies act near 0 with a standard deviation of about 1.",
             )

@@ -15,8 +15,8 @@ from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 REMEDY = (
-    "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract; "
-    "ends of agents are as tfrl.envs.MultiAgentEnv says."
+    "Use tfrl.make_env for time limit, statistics and autoreset, or follow the mode's contract; "
+    "for ends of agents see tfrl.envs.MultiAgentEnv."
 )
 NUM_STARTS = 64  # number of resets to estimate a start's probability
 CHANCE = 1e-6  # maximum probability of suspicious repetitions
@@ -58,11 +58,11 @@ class Contract:
         termination, truncation = state.termination.numpy(), state.truncation.numpy()
         idle = self._idle()
         autoreset = state.info["autoreset"].numpy()
-        expected = "True exactly in rows that are no steps"
+        expected = "True only in rows that are not steps"
         _expect(f"{where}: info/autoreset", autoreset == idle, expected)
         for path, reward in struct.paths({"reward": state.reward}).items():
             ok = ~idle | (reward.numpy() == 0)
-            _expect(f"{where}: {path}", ok, "0 in rows that are no steps")
+            _expect(f"{where}: {path}", ok, "0 in rows that are not steps")
         self._count(state, idle, where)
         self._check_limit(state, idle, where)
         _MODES[self.mode](self, state, where)
@@ -83,7 +83,7 @@ class Contract:
                 total[self.ended] = 0.0
         self.length[~idle] += 1
         length = state.info["episode_length"].numpy()
-        text = f"the steps of the episode so far, {self.length.tolist()}"
+        text = f"the number of steps in the episode so far, {self.length.tolist()}"
         _expect(f"{where}: info/episode_length", length == self.length, text, length)
         if self.counts_reward:
             returns = struct.paths({"episode_return": state.info["episode_return"]})
@@ -108,7 +108,7 @@ class Contract:
             self._check_starts(state, ended, where)
         if self.mode is Autoreset.SAME_STEP_CACHED:
             again = (_flat(state.obs) == self.first).all(axis=1)
-            _expect(f"{where}: obs", again | ~ended, "the first start again after an end")
+            _expect(f"{where}: obs", again | ~ended, "the first start after an end")
 
     def _next_step(self, state: EnvState, where: str) -> None:
         self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs")
@@ -137,7 +137,7 @@ class Contract:
         fault = suspect & (likely < np.log(CHANCE))
         if not self.renewed.any() and likely.sum() < np.log(CHANCE):
             fault = suspect
-        _expect(f"{where}: obs", ~fault, "a new start after an end, not the first one again")
+        _expect(f"{where}: obs", ~fault, "a new start after an end, not the first start")
 
     def _odds_of_first(self) -> np.ndarray:
         """An upper bound of the probability [B] of each row's first start, from more resets."""
@@ -151,14 +151,14 @@ class Contract:
         return np.minimum(p + 3 * np.sqrt(p * (1 - p) / NUM_STARTS), 1.0)
 
     def _disabled(self, state: EnvState, where: str) -> None:
-        self._equal(f"{where}: obs", state.obs, self.last.obs, "the obs of the end", self.ended)
+        self._equal(f"{where}: obs", state.obs, self.last.obs, "the last obs", self.ended)
         for name in ("termination", "truncation"):
             same = getattr(state, name).numpy() == getattr(self.last, name).numpy()
-            _expect(f"{where}: {name}", same | ~self.ended, "to stay as it was at the end")
+            _expect(f"{where}: {name}", same | ~self.ended, "the unchanged flag of the last step")
 
     def _equal(self, thing: str, a: Any, b: Any, what: str, rows: Any = None) -> None:
         same = (_flat(a) == _flat(b)).all(axis=1)
-        _expect(thing, same if rows is None else same | ~rows, f"to equal {what}")
+        _expect(thing, same if rows is None else same | ~rows, f"the value of {what}")
 
 
 _MODES: dict[Any, Callable[[Contract, EnvState, str], None]] = {
@@ -195,7 +195,9 @@ def check_agent_specs(env: Env) -> None:
     if ids is None:
         return
     if not ids or len(set(ids)) != len(ids) or not all(isinstance(i, str) and i for i in ids):
-        raise UserError("agent_ids", expected="at least one name, all different", got=repr(ids))
+        raise UserError(
+            "agent_ids", expected="at least one name, without duplicates", got=repr(ids)
+        )
     for name in ("obs_spec", "action_spec"):
         checks.same_keys(name, getattr(env, name), ids)
 
@@ -250,7 +252,7 @@ class MultiAgentContract:
         self.done = {name: np.zeros(env.num_envs, bool) for name in self.ids}
         for name in self.ids:
             for flag, values in state.info["agents"][name].items():
-                expected = "False, since no step was taken"
+                expected = "False before the first step"
                 _expect(f"reset: info/agents/{name}/{flag}", ~values.numpy(), expected)
 
     def check(self, state: EnvState, where: str) -> None:
@@ -267,18 +269,18 @@ class MultiAgentContract:
         _expect(
             f"{where}termination or truncation",
             ~steps | ~all_done | self.over,
-            "True where the last agent has ended",
+            "True if all agents have ended",
         )
         _expect(
             f"{where}termination",
             ~steps | ~termination | all_done,
-            "False while an agent has not ended",
+            "False while an agent is active",
         )
         if self.env.autoreset is None:
             _expect(
                 f"{where}truncation",
                 ~truncation | all_done,
-                "False while an agent has not ended (the time limit is make_env's)",
+                "False while an agent is active (make_env sets the time limit)",
             )
 
     def _begin(self) -> np.ndarray:
@@ -298,7 +300,7 @@ class MultiAgentContract:
         _expect(
             f"{thing}/active",
             ~steps | (flags["active"] == ~done),
-            "True until the agent has ended, then False",
+            "True until the agent ends, then False",
         )
         for flag in ("termination", "truncation"):
             _expect(f"{thing}/{flag}", ~(steps & done & flags[flag]), "False after its end")
@@ -312,5 +314,5 @@ def _expect(thing: str, ok: Any, expected: str, got: Any = None) -> None:
     rows = np.flatnonzero(~np.asarray(ok)).tolist()
     if rows:
         shown = "" if got is None else f" ({got.tolist()})"
-        got = f"otherwise in rows {rows}{shown}"
+        got = f"a mismatch in rows {rows}{shown}"
         raise UserError(thing, expected=expected, got=got, remedy=REMEDY)

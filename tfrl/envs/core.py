@@ -132,8 +132,8 @@ class Env(abc.ABC):
         raise UserError(
             f"{type(self).__name__}.with_num_envs",
             expected="a logic_dataclass with the field num_envs, or a method with_num_envs",
-            got=f"a {type(self).__name__} of {self.num_envs} environments without either",
-            remedy="Give it one: replicas of a strategy divide the environments among them.",
+            got=f"a {type(self).__name__} of {self.num_envs} environments without them",
+            remedy="Add one of them, so that replicas of a strategy can share the environments.",
         )
 
     @abc.abstractmethod

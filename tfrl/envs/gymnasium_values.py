@@ -63,7 +63,7 @@ def observation_fits(space: gymnasium.Space, thing: str, exact: bool = False) ->
         if array.shape != shape or not same:
             raise UserError(
                 thing,
-                expected=f"{dtype.name} {list(shape)}, as the observation space says",
+                expected=f"{dtype.name} {list(shape)}, as in the observation space",
                 got=f"{array.dtype.name} {list(array.shape)}",
                 remedy="Cast or reshape it in the environment or a gymnasium.ObservationWrapper, "
                 "or correct observation_space.",
@@ -85,8 +85,8 @@ def _not_finite(thing: str, array: np.ndarray) -> UserError:
         thing,
         expected="finite numbers",
         got=", ".join(shown) + more,
-        remedy="Find the division or the diverging simulation; np.nan_to_num or a clip in a "
-        "gymnasium.ObservationWrapper if it is meant.",
+        remedy="Look for a division by zero or a diverging simulation; if intended, use "
+        "np.nan_to_num or np.clip in a gymnasium.ObservationWrapper.",
     )
 
 
@@ -103,13 +103,13 @@ def _check_cast(thing: str, array: Any, dtype: np.dtype) -> None:
         if array.min() < low or array.max() > high:
             raise UserError(
                 thing,
-                expected=f"{dtype.name}, as the observation space says",
+                expected=f"{dtype.name}, as in the observation space",
                 got=f"{array.dtype.name} from {array.min()} to {array.max()}",
             )
     if thing not in _CAST and array.dtype.itemsize > dtype.itemsize:
         _CAST.add(thing)
         warnings.warn(
-            f"{thing}: {array.dtype.name} is cast to {dtype.name}, as the observation space says; "
+            f"{thing}: casting {array.dtype.name} to {dtype.name}, as in the observation space; "
             f"return {dtype.name}, or correct observation_space.",
             stacklevel=2,
         )
@@ -126,8 +126,7 @@ def _check_dict(obs: Any, thing: str, parts: Mapping[str, Check]) -> dict[str, A
     if not isinstance(obs, Mapping) or not parts.keys() <= obs.keys():
         raise UserError(
             thing,
-            expected=f"a dict with the keys {sorted(map(str, parts))}, as the observation space "
-            "says",
+            expected=f"a dict with the keys {sorted(map(str, parts))}, as in the observation space",
             got=str(sorted(map(str, obs))) if isinstance(obs, Mapping) else type(obs).__name__,
         )
     return {key: check(obs[key]) for key, check in parts.items()}
@@ -137,7 +136,7 @@ def _check_tuple(obs: Any, thing: str, items: list[Check]) -> tuple[Any, ...]:
     if not isinstance(obs, tuple | list) or len(obs) != len(items):
         raise UserError(
             thing,
-            expected=f"a tuple of {len(items)}, as the observation space says",
+            expected=f"a tuple of {len(items)}, as in the observation space",
             got=f"{len(obs)} items" if isinstance(obs, tuple | list) else type(obs).__name__,
         )
     return tuple(check(item) for check, item in zip(items, obs, strict=True))
@@ -175,7 +174,7 @@ def check_end(name: str, termination: Any, truncation: Any) -> None:
                 f"{flag} of {name}",
                 expected="True or False",
                 got=_shown(value),
-                remedy=f"Return bool({flag}); step returns {', '.join(STEP)}.",
+                remedy=f"Return bool({flag}): step returns {', '.join(STEP)}.",
             )
 
 
@@ -210,6 +209,6 @@ def _bad(thing: str, parts: tuple[str, ...], got: str) -> UserError:
         thing,
         expected=f"a tuple ({', '.join(parts)})",
         got=got,
-        remedy="Return what Gymnasium's API since 0.26 says: reset an observation and an info "
-        "dict, step both end flags too.",
+        remedy="Follow Gymnasium's API since 0.26: reset returns obs and info, and step returns "
+        "obs, reward, terminated, truncated and info.",
     )

@@ -50,15 +50,15 @@ def check_place(thing: str, replicas: int | None = None) -> None:
     if in_xla():
         raise UserError(
             thing,
-            expected="to run in graph mode or eagerly: its steps are Python calls on the host",
+            expected="graph or eager mode, since its steps are Python calls on the host",
             got="compilation by XLA",
-            remedy="Choose compile='graph' for what steps this environment.",
+            remedy="Pass compile='graph' to the workflow or function that steps this environment.",
         )
     replicas = replicas or tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise UserError(
             thing,
-            expected="one replica: its environments are Python objects of one process",
+            expected="one replica, since its environments are Python objects of one process",
             got=f"a strategy with {replicas} replicas",
             remedy="Train with --strategy=one_device.",
         )
@@ -71,5 +71,5 @@ def refuse_cached(thing: str, autoreset: Autoreset) -> None:
             f"autoreset of {thing}",
             expected="NEXT_STEP, SAME_STEP or DISABLED",
             got="SAME_STEP_CACHED, which restores a stored start state",
-            remedy="Choose another mode: the state of a host environment cannot be restored.",
+            remedy="Choose a different mode: a host environment cannot restore its state.",
         )

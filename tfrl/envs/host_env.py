@@ -73,9 +73,9 @@ class HostEnv(Env):
                 f"autoreset of {backend.name}",
                 expected=" or ".join(own),
                 got=self._mode.name,
-                remedy="The state of a host environment cannot be restored."
+                remedy="Choose a different mode: a host environment cannot restore its state."
                 if self._mode is Autoreset.SAME_STEP_CACHED
-                else f"Give autoreset={own[0]!r}.",
+                else f"Pass autoreset={own[0]!r}.",
             )
         size = backend.num_envs
         self._returns = np.zeros(size, np.float32)
@@ -186,9 +186,9 @@ class HostEnv(Env):
             if not isinstance(outer, Wrapper) or outer.env is not self:
                 raise UserError(
                     "outer_wrappers",
-                    expected="functions that wrap the environment that they are given",
-                    got=f"one that returns {outer!r}",
-                    remedy="Return RewardScale(env=env, scale=...), for example.",
+                    expected="functions that wrap their argument, an environment",
+                    got=f"a function that returns {outer!r}",
+                    remedy="Return a wrapper such as RewardScale(env=env, scale=...).",
                 )
             rewards.append(host_reward(outer))
         self._rewards = tuple(rewards)
@@ -240,10 +240,10 @@ class HostEnv(Env):
             self._check_open()
             raise UserError(
                 self.backend.name,
-                expected="a step from the state that it returned last",
-                got="an older state, or one of another process",
-                remedy="A host environment cannot be rewound to a snapshot or a checkpoint; go on "
-                "from a new reset.",
+                expected="a step from the latest state",
+                got="an older state, or one from another process",
+                remedy="Continue from a new reset: a host environment cannot be rewound to a "
+                "snapshot or checkpoint.",
             )
         with self._running:
             self.backend.send(self._allowed(action))
@@ -377,9 +377,9 @@ class HostEnv(Env):
         if not self._finalizer.alive:
             raise UserError(
                 self.backend.name,
-                expected="environments that are open",
+                expected="open environments",
                 got="a reset or a step after close()",
-                remedy="Make others with make_env, or env.copy().",
+                remedy="Create new environments with make_env or env.copy().",
             )
 
     def close(self) -> None:

@@ -130,9 +130,9 @@ def buffered(
     if not isinstance(double_buffer, bool) or double_buffer and num_envs % 2:
         raise UserError(
             f"double_buffer of {name}",
-            expected="True or False; True for an even number of environments",
+            expected="True or False, and an even number of environments if True",
             got=f"{double_buffer!r} with num_envs={num_envs}",
-            remedy=f"Give num_envs={num_envs + 1}, or leave it out.",
+            remedy=f"Pass num_envs={num_envs + 1}, or leave out double_buffer.",
         )
     return Halves(make(num_envs // 2), make(num_envs // 2)) if double_buffer else make(num_envs)
 

@@ -144,8 +144,7 @@ def host_reward(wrapper: Any) -> HostReward:
         return Normalized(wrapper.discount, wrapper.epsilon)
     raise UserError(
         f"outer_wrappers: {type(wrapper).__name__}",
-        expected="RewardScale, RewardClip or RewardNormalize around environments on the host",
-        got="a wrapper that is compiled with the environments it wraps",
-        remedy="Give a wrapper of the environments' own library, such as those of "
-        "gymnasium.wrappers.",
+        expected="RewardScale, RewardClip or RewardNormalize for environments on the host",
+        got="a wrapper of device environments",
+        remedy="Use a wrapper from the environments' library, such as gymnasium.wrappers.",
     )

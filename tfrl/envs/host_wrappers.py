@@ -71,7 +71,7 @@ def reward_wrappers(name: str, wrappers: Iterable[Wrapping], remedy: str) -> lis
         raise UserError(
             f"outer_wrappers of {name}",
             expected="RewardScale, RewardClip or RewardNormalize",
-            got=f"{len(others)} others",
+            got=f"unsupported wrappers ({len(others)})",
             remedy=remedy,
         )
     return ours
@@ -89,8 +89,8 @@ def refuse_device_wrappers(name: str, wrappers: Iterable[Any], expected: str, li
                     f"wrappers of {name}",
                     expected=expected,
                     got=f"{part.__name__}, a wrapper of device environments",
-                    remedy=f"Take the one of {library} that does the same; RewardScale, "
-                    "RewardClip and RewardNormalize may be outer_wrappers.",
+                    remedy=f"Use the equivalent wrapper of {library}, or pass RewardScale, "
+                    "RewardClip or RewardNormalize as outer_wrappers.",
                 )
 
 

@@ -110,7 +110,7 @@ def register_suite(suite: str, maker: SuiteMaker) -> None:
     if suite in _SUITES:
         raise UserError(
             f"suite {suite}",
-            expected="a name that is not registered yet",
+            expected="an unregistered name",
             got="a second registration",
         )
     _SUITES[suite] = maker
@@ -137,7 +137,7 @@ def register(
     if suite not in _TASKS or task in _TASKS[suite]:
         raise UserError(
             f"environment {env_id}",
-            expected="an id that is not registered yet, in a suite of registered tasks",
+            expected="an unregistered id in a suite of registered tasks",
             got="a second registration" if suite in _TASKS else f"suite {suite}",
         )
     _TASKS[suite][task] = Task(constructor=constructor, max_episode_steps=max_episode_steps)
@@ -169,7 +169,7 @@ def check_limit(max_episode_steps: Any) -> int | None:
     """Returns None, -1 or an int of at least 1, or raises a UserError."""
     if max_episode_steps == NO_LIMIT:
         return NO_LIMIT
-    remedy = "Give the steps of the longest episode, -1 for no limit, None for the task's own."
+    remedy = "Pass the maximum number of steps, -1 for no limit, or None for the task's limit."
     return checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True, remedy=remedy)
 
 
@@ -215,9 +215,9 @@ def _limit_in_steps(frames: int | None, repeat: int) -> int | None:
     above = next(k for k in range(repeat, frames + 1) if frames % k == 0)
     raise UserError(
         "action repeat",
-        expected=f"a number that divides the task's limit of {frames} frames",
+        expected=f"a divisor of the task's limit of {frames} frames",
         got=str(repeat),
-        remedy=f"Take {below} or {above}, or give max_episode_steps, which counts steps.",
+        remedy=f"Use {below} or {above}, or set max_episode_steps, which counts steps.",
     )
 
 
@@ -263,9 +263,9 @@ def import_task(name: str, module: str, remedy: str = "") -> Any:
             raise  # an import of the module itself failed
         raise UserError(
             f"environment {name}",
-            expected="a module that is installed",
+            expected="an installed module",
             got=f"no module named {error.name}",
-            remedy=remedy or "Install it, or put its folder on PYTHONPATH.",
+            remedy=remedy or "Install it, or add its folder to PYTHONPATH.",
         ) from error
 
 
@@ -276,7 +276,8 @@ def unknown_argument(
     own, general = sorted(own), sorted(general)
     return UserError(
         f"make_env({env_id!r})",
-        expected=f"arguments of the task ({', '.join(own) or 'none'}) or ({', '.join(general)})",
+        expected=f"arguments of the task ({', '.join(own) or 'none'}) or of make_env "
+        f"({', '.join(general)})",
         got=unknown,
         remedy=did_you_mean(unknown, close)
         if (close := nearest(unknown, [*own, *general]))
@@ -301,7 +302,7 @@ def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str,
             f"make_env({env_id!r})",
             expected=f"the arguments that the task requires ({', '.join(required)})",
             got=f"no {', '.join(missing)}",
-            remedy=f"Give make_env {' and '.join(f'{n}=...' for n in missing)}.",
+            remedy=f"Pass {' and '.join(f'{n}=...' for n in missing)} to make_env.",
         )
 
 
@@ -313,7 +314,7 @@ def _check_wrappers(name: str, wrappers: Any) -> tuple[WrapperFn, ...]:
         name,
         expected="a sequence of functions Env -> Env",
         got=repr(wrappers),
-        remedy=f"Give a tuple, also for one function: {name}=(function,).",
+        remedy=f"Pass a tuple, also for one function: {name}=(function,).",
     )
 
 
@@ -349,6 +350,6 @@ def _unknown_suite(suite: str, task: str) -> UserError:
     return UserError(
         f"environment suite {suite!r}",
         expected=f"one of the suites of tfrl {__version__}: {', '.join(sorted(_SUITES))}",
-        got=f"{suite}:{task}, which this version does not have",
+        got=f"{suite}:{task}",
         remedy=remedy,
     )

@@ -54,7 +54,7 @@ class RemoteEnv(Env):
         """
         raise UserError(
             f"{self.name} of a learner",
-            expected="steps that collectors take",
-            got="one in the learner's process",
-            remedy="Step the environments of a workflow that has not been given collectors.",
+            expected="steps in the collectors' processes",
+            got="a step in the learner's process",
+            remedy="Step the environments of a workflow without collectors.",
         )

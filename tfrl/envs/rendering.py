@@ -20,7 +20,7 @@ def _renderer(env_id: str) -> Any:
     except ModuleNotFoundError as error:
         raise UserError(
             f"rendering {env_id}",
-            expected="pygame, with which Gymnasium draws",
+            expected="pygame, which Gymnasium renders with",
             got=f"no module named {error.name}",
             remedy="Install it with: pip install pygame",
         ) from error

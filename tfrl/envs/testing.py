@@ -278,7 +278,7 @@ class ScriptedEnv(Env):
         if len(rows) != count or not shapes <= {(), (self.num_envs,)}:
             raise UserError(
                 f"ScriptedEnv.{name}",
-                expected=f"{count} rows, each a number or {self.num_envs} of them",
+                expected=f"{count} rows, each a number or {self.num_envs} numbers",
                 got=f"{len(rows)} rows of shapes {', '.join(map(str, sorted(shapes)))}",
             )
         return np.stack([np.broadcast_to(np.asarray(r, dtype), [self.num_envs]) for r in rows])

@@ -51,8 +51,8 @@ def as_gymnasium(
         raise UserError(
             "as_gymnasium(vector=False)",
             expected="one environment",
-            got=f"{env.num_envs}",
-            remedy="Give env.with_num_envs(1), or vector=True.",
+            got=f"{env.num_envs} environments",
+            remedy="Pass env.with_num_envs(1), or vector=True.",
         )
     if render_mode is not None and isinstance(env, HostEnv):
         env = env.copy(render=True)
@@ -68,7 +68,7 @@ class _Player:
                 "as_gymnasium",
                 expected="an environment with an autoreset mode",
                 got=f"a bare {type(env).__name__}" if isinstance(env, Env) else type(env).__name__,
-                remedy="Make it with tfrl.make_env.",
+                remedy="Create it with tfrl.make_env.",
             )
         self.env: Any = env
         self.state: Any = None
@@ -98,8 +98,8 @@ class _Player:
                 raise UserError(
                     "reset(options={'reset_mask': ...})",
                     expected="an environment on the device",
-                    got=f"{self.env!r}, whose rows reset together",
-                    remedy="Make it with autoreset='SAME_STEP' or 'NEXT_STEP'.",
+                    got=f"{self.env!r}, which resets all rows together",
+                    remedy="Create it with autoreset='SAME_STEP' or 'NEXT_STEP'.",
                 )
             fresh = self._merge(tf.constant(rows), fresh, self.state)
         return self._kept(fresh)
@@ -260,7 +260,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
 def _several_agents() -> UserError:
     return UserError(
         "as_gymnasium",
-        expected="environments of one agent, with one reward a step",
-        got="a reward for each of several agents",
-        remedy="Gymnasium has no such environments; PettingZoo has.",
+        expected="single-agent environments with one reward per step",
+        got="one reward for each of several agents",
+        remedy="Pass a single-agent environment.",
     )

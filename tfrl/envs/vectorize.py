@@ -42,7 +42,7 @@ def vectorize(env: Env, num_envs: int) -> Env:
             "vectorize",
             expected="a bare environment with num_envs 1 and unbatched leaves",
             got=f"num_envs {env.num_envs}, autoreset {env.autoreset and env.autoreset.name}",
-            remedy="A batched environment needs no vectorize; add autoreset with make_env.",
+            remedy="Use a batched environment without vectorize, and add autoreset with make_env.",
         )
     return Vectorized(env=env, num_envs=num_envs)
 
@@ -131,7 +131,7 @@ def _single(state: EnvState) -> EnvState:
         if x.shape.rank != 0:
             raise UserError(
                 f"vectorize: {path}",
-                expected="a scalar, since the environment is a single one",
+                expected="a scalar, since the environment is unbatched",
                 got=f"shape {tuple(x.shape)}",
                 remedy="Return unbatched leaves, or register the environment without vectorize.",
             )

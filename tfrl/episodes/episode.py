@@ -82,9 +82,9 @@ class BaseEpisode(abc.ABC):
         if self.is_done or not self.has_begun:
             raise UserError(
                 f"episode {self.id_}",
-                expected="an episode that goes on",
-                got="one that is done" if self.is_done else "one without a reset",
-                remedy="Cut only while `not episode.is_done`, after add_env_reset.",
+                expected="an ongoing episode",
+                got="an ended episode" if self.is_done else "an episode without a reset",
+                remedy="Call cut only after add_env_reset, while `not episode.is_done`.",
             )
         end = len(self)
         return self._chunk(end, end, min(len_lookback_buffer, end + self.len_lookback_buffer))
@@ -93,9 +93,9 @@ class BaseEpisode(abc.ABC):
         if self.has_begun:
             raise UserError(
                 f"episode {self.id_}",
-                expected="one reset, before the first step",
-                got=f"another after {len(self)} steps",
-                remedy=f"Make a new {type(self).__name__} for the next episode.",
+                expected="a single reset, before the first step",
+                got=f"a second reset after {len(self)} steps",
+                remedy=f"Create a new {type(self).__name__} for the next episode.",
             )
 
     def _check_goes_on(self) -> None:
@@ -103,9 +103,9 @@ class BaseEpisode(abc.ABC):
             raise UserError(
                 f"episode {self.id_}",
                 expected="steps between the reset and the end",
-                got=f"a step while the episode {'is done' if self.is_done else 'has no reset'}",
-                remedy=f"Call add_env_reset first, on a new {type(self).__name__} for each "
-                "episode.",
+                got=f"a step while the episode {'has ended' if self.is_done else 'has no reset'}",
+                remedy=f"Create a new {type(self).__name__} for each episode, and call "
+                "add_env_reset first.",
             )
 
     def _check_meets(self, other: Any) -> None:
@@ -114,16 +114,16 @@ class BaseEpisode(abc.ABC):
         if other.id_ != self.id_:
             wrong.append(f"id {other.id_} after {self.id_}")
         if self.is_done:
-            wrong.append("an episode that is done already")
+            wrong.append("an episode that has ended")
         if other.t_started != self.t:
             wrong.append(f"a chunk that starts at step {other.t_started} after step {self.t}")
         wrong += self._differences(other)
         if wrong:
             raise UserError(
                 "concat_episode",
-                expected="the chunk in which this one goes on",
+                expected="the next chunk of this episode",
                 got="; ".join(wrong),
-                remedy="Concatenate chunks in order, as `cut` made them.",
+                remedy="Concatenate chunks from `cut` in order.",
             )
 
     @abc.abstractmethod

@@ -53,7 +53,7 @@ def read_episodes(folder: str | pathlib.Path) -> list[SingleAgentEpisode]:
     root = pathlib.Path(folder).expanduser()
     paths = [root] if root.is_file() else sorted(root.glob(f"*{_SUFFIX}"))
     if not paths:
-        raise UserError(f"episodes {root}", expected=f"files *{_SUFFIX}", got="none")
+        raise UserError(f"episodes {root}", expected=f"files *{_SUFFIX}", got="no such file")
     return [episode for path in paths for episode in _read(path)]
 
 
@@ -64,9 +64,9 @@ def _read(path: pathlib.Path) -> list[SingleAgentEpisode]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"episodes {path}",
-            expected="a file that write_episodes wrote",
+            expected="a file from write_episodes",
             got=str(error) or type(error).__name__,
-            remedy="Move it away, or put back a copy of it.",
+            remedy="Remove it, or restore it from a backup.",
         ) from error
     return [SingleAgentEpisode.from_state(state) for state in states]
 

@@ -96,9 +96,9 @@ def num_items(stacked: Nest, name: str) -> int:
         return next(size for size in sizes.values() if size is not None)
     raise UserError(
         name,
-        expected="leaves with the same leading axis, time",
+        expected="leaves with the same leading time axis",
         got=str(sizes),
-        remedy="Stack the items of all steps, or give a list of items.",
+        remedy="Stack the items of all steps, or pass a list of items.",
     )
 
 
@@ -290,7 +290,7 @@ class LookbackBuffer:
         if self._example is not None:
             return self._example
         raise UserError(
-            self.name, expected="at least one item, whose shape a filled result has", got="none"
+            self.name, expected="at least one item, for the shape of filled values", got="no item"
         )
 
     def _view(self, positions: range) -> Nest:

@@ -41,9 +41,9 @@ def check_step(
     gone = {agent for agent, log in logs.items() if log.end_t is not None}
     waiting = {a for a in asked if a not in action and a not in ends}
     problems = {
-        "actions of agents that were not asked to act": set(action) - asked - gone,
-        "data of agents that have ended": gone & {*obs, *action, *reward},
-        "observations of agents that have not acted on their last": waiting & set(obs),
+        "actions of agents without a new observation": set(action) - asked - gone,
+        "data of ended agents": gone & {*obs, *action, *reward},
+        "observations of agents that did not act on their last observation": waiting & set(obs),
         "policy extras without an action, of agents": set(extras) - set(action),
     }
     wrong = [f"{what} {_names(agents)}" for what, agents in problems.items() if agents]
@@ -53,7 +53,7 @@ def check_step(
             expected=f"actions of agents out of {_names(asked)}, and observations of agents that "
             "act next",
             got="; ".join(wrong),
-            remedy="An agent that is given an observation is asked to act, until it ends.",
+            remedy="Pass an action for each agent with a new observation, until the agent ends.",
         )
 
 
@@ -375,7 +375,7 @@ class MultiAgentEpisode(BaseEpisode):
             return []
         ours, theirs = self._chunk(len(self), len(self), 0), other._chunk(0, 0, 0)
         differ = [a for a, log in ours._logs.items() if not _same_state(log, theirs._logs.get(a))]
-        return [f"another state of agents {differ} where the chunks meet"] if differ else []
+        return [f"a different state of agents {differ} at the boundary"] if differ else []
 
     def validate(self) -> None:
         """Checks every agent's columns.
@@ -445,7 +445,7 @@ class MultiAgentEpisode(BaseEpisode):
         raise UserError(
             f"agent {agent_id!r}",
             expected=f"one of {sorted(map(str, self.agent_ids))}",
-            got="an agent that was given no observation",
+            got="an agent without an observation",
         )
 
     def _episode(self, agent_id: AgentID) -> SingleAgentEpisode:

@@ -26,7 +26,7 @@ def extras_buffer(columns: Mapping[str, Nest] | None, steps: int, lookback: int)
             stacked[name] = buffer.all()
     if any(size != steps for size in sizes.values()):
         raise UserError(
-            "policy_extras", expected=f"{steps} items of each, as there are actions", got=str(sizes)
+            "policy_extras", expected=f"{steps} items per key, one per action", got=str(sizes)
         )
     rows = stacked if steps else None
     return LookbackBuffer("policy_extras", stacked=rows, size=steps, lookback=lookback)
@@ -211,7 +211,7 @@ class SingleAgentEpisode(BaseEpisode):
             raise UserError(
                 f"policy_extras[{key!r}]",
                 expected=f"one of {sorted(rows)}",
-                got="no such name in this episode",
+                got="an unknown key",
             )
         return rows[key]
 
@@ -353,7 +353,7 @@ class SingleAgentEpisode(BaseEpisode):
         if not self.has_begun or not other.has_begun:
             return ["a chunk without a reset"]
         if not lookback_buffer.equal(self.get_observations(-1), other.get_observations(0)):
-            return ["another observation where the chunks meet"]
+            return ["a different observation at the boundary"]
         return []
 
     def validate(self) -> None:
@@ -375,8 +375,8 @@ class SingleAgentEpisode(BaseEpisode):
             got = ", ".join(f"{n} {size}" for n, (size, _) in sizes.items())
             raise UserError(
                 f"episode {self.id_}",
-                expected="one obs and one info more than actions, rewards and policy_extras, and "
-                "a lookback of no more steps than there are",
+                expected="one more obs and info than actions, rewards and policy_extras, and a "
+                "lookback of at most the number of steps",
                 got=f"{got}, lookback {self._obs.lookback}",
             )
 

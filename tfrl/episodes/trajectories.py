@@ -23,7 +23,7 @@ def trajectory_of(episode: Any, env_extra_fields: Sequence[str] = ()) -> Traject
       UserError: For an episode without steps, or an info that a step does not have.
     """
     if not len(episode):
-        raise UserError(f"episode {episode.id_}", expected="at least one step", got="none")
+        raise UserError(f"episode {episode.id_}", expected="at least one step", got="no step")
     after = episode.get_infos(slice(1, None))
     extras = {}
     for name in env_extra_fields:
@@ -31,9 +31,9 @@ def trajectory_of(episode: Any, env_extra_fields: Sequence[str] = ()) -> Traject
         if missing:
             raise UserError(
                 f"env_extra_fields {name!r}",
-                expected="an info that every step of the episode has",
-                got=f"none at steps {missing[:5]}{' ...' if len(missing) > 5 else ''}",
-                remedy=f"The first step's infos are {sorted(after[0])}.",
+                expected="an info item of every step",
+                got=f"no item at steps {missing[:5]}{' ...' if len(missing) > 5 else ''}",
+                remedy=f"Choose from the first step's items: {sorted(after[0])}.",
             )
         extras[name] = lookback_buffer.stack(
             [lookback_buffer.as_arrays(info[name], name) for info in after]
@@ -71,7 +71,7 @@ def episodes_of(
     if t_started is not None and len(t_started) != ends.shape[1]:
         raise UserError(
             "t_started",
-            expected=f"a number for each of {ends.shape[1]} columns",
+            expected=f"{ends.shape[1]} numbers, one per column",
             got=f"{len(t_started)} numbers",
         )
     episodes = []

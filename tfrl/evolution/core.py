@@ -122,8 +122,8 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             raise UserError(
                 f"{type(self).__name__}.pull",
                 expected="a search whose distribution has a mean, such as OpenES",
-                got="one that keeps a population",
-                remedy="Inject candidates by `tell(state, fitness, population)`.",
+                got="a population-based search",
+                remedy="Inject candidates with `tell(state, fitness, population)`.",
             )
         search = state.search.replace(mean=mean + share * (ravel(params) - mean))
         centre = unravel(self.centre(search), state.params)
@@ -143,14 +143,14 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         several = [self.num_objectives] if self.num_objectives > 1 else []
         wanted = [self.pop_size, *several]
         if not fitness.shape.is_compatible_with(wanted):
-            remedy = "Give each candidate one number."
+            remedy = "Pass one number per candidate."
             if self.num_objectives > 1:
-                remedy = "Give each candidate one number an objective."
+                remedy = "Pass one number per candidate and objective."
             elif fitness.shape.rank == 2:
-                remedy += " NSGA2 and RVEA take several."
+                remedy += " Use NSGA2 or RVEA for several objectives."
             raise UserError(
                 f"fitness of {type(self).__name__}.tell",
-                expected=f"float32 {wanted}, of all candidates in their order",
+                expected=f"float32 {wanted}, in the order of the candidates",
                 got=f"shape {fitness.shape.as_list()}",
                 remedy=remedy,
             )

@@ -42,8 +42,8 @@ class Injection(struct.Struct):
         if self.optimizer.num_objectives > 1:
             raise UserError(
                 "optimizer",
-                expected="a search of one objective",
-                got=f"{name} of {self.optimizer.num_objectives}",
+                expected="a single-objective search",
+                got=f"{name} with {self.optimizer.num_objectives} objectives",
                 remedy="Use GA, OpenES or CEM.",
             )
         if isinstance(self.optimizer, MAPElites):
@@ -58,7 +58,7 @@ class Injection(struct.Struct):
                 f"{name}.pop_size",
                 expected=f"more than the {self.num_actors} actors that replace candidates",
                 got=size,
-                remedy="10 is usual.",
+                remedy="Use a larger population, such as 10.",
             )
 
     @property

@@ -202,6 +202,6 @@ def fitness_of(
             "objectives",
             expected=f"names of rewards: {', '.join(names)}" if names else "() for one reward",
             got=repr(tuple(objectives)),
-            remedy="Each named reward of the environment is an objective.",
+            remedy="Use the environment's reward names as objectives.",
         )
     return tf.stack([tf.reduce_mean(returns[name], axis=-1) for name in objectives], axis=-1)

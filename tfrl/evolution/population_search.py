@@ -55,9 +55,9 @@ class PopulationSearch(EvoOptimizer):
             if self.init_std is None:
                 raise UserError(
                     f"{name}.bounds",
-                    expected="(low, high), which init_std=None draws the first population from",
+                    expected="(low, high), the range of the first population with init_std=None",
                     got="None",
-                    remedy="Give bounds=(-1.0, 1.0), or a number as init_std.",
+                    remedy="Pass bounds=(-1.0, 1.0), or a number as init_std.",
                 )
             return
         check_bounds(f"{name}.bounds", self.bounds)
@@ -86,8 +86,8 @@ class PopulationSearch(EvoOptimizer):
         if isinstance(limit, tuple | list) and len(limit) != size:
             raise UserError(
                 f"{type(self).__name__}.bounds",
-                expected=f"two numbers, or two tuples of {size}, one number a parameter",
-                got=f"a tuple of {len(limit)}",
+                expected=f"two numbers, or two tuples of {size} numbers, one per parameter",
+                got=f"a tuple of {len(limit)} numbers",
             )
         return tf.broadcast_to(tf.constant(limit, tf.float32), [size])
 
@@ -104,9 +104,9 @@ def check_bounds(name: str, bounds: Any) -> None:
     if not fits:
         raise UserError(
             name,
-            expected="(low, high), finite and each low below its high",
+            expected="(low, high), finite and with low < high",
             got=repr(bounds),
-            remedy="(-1.0, 1.0) bounds every parameter alike.",
+            remedy="Pass (-1.0, 1.0) to bound every parameter equally.",
         )
 
 

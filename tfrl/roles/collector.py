@@ -400,6 +400,6 @@ class RolloutCollector(Collector):
         flush = functools.partial(self._reporters[ROLLOUTS].flush, timeout_ms=_SLICE_MS)
         while True:
             try:
-                return self.connection.guard(flush, "handing a rollout over")
+                return self.connection.guard(flush, "sending a rollout")
             except reverb().errors.DeadlineExceededError:
                 self.end_if_asked()

@@ -127,7 +127,7 @@ def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Co
     info = await_server(address, reverb().Client(address), wait_seconds, log)
     if TABLE not in info:
         raise UserError(
-            f"the server of parameters at {address}",
+            f"the parameter server at {address}",
             expected=f"the table {TABLE!r}",
             got=f"tables {', '.join(sorted(info))}",
             remedy="Start bin/reverb_server.py with --distributed.",
@@ -225,12 +225,12 @@ class Subscriber:
                 return published
             if time.monotonic() > tells_at:
                 tells_at = deadline + 1.0
-                log(f"Waiting up to {seconds:g} s for the learner: no parameters yet.")
+                log(f"Waiting up to {seconds:g} s for the learner's parameters.")
             if time.monotonic() > deadline:
                 raise UserError(
                     f"The parameters at {self._connection.address}",
                     expected=f"a learner that publishes them within {seconds:g} s",
-                    got="none",
+                    got="no parameters",
                     remedy="Start bin/learn.py with the same gin file and servers.",
                 )
             time.sleep(_LOOK_SECONDS)

@@ -189,7 +189,7 @@ class RemoteCollectors(Collectors):
         """Describes the processes that the learner waits for, for the user."""
         now = time.monotonic()
         heard = [f"{i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
-        said = f"Collectors were heard of: {', '.join(heard) or 'none'}."
+        said = f"Last reports of collectors: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
 
     def _of_table(self) -> str:
@@ -198,7 +198,7 @@ class RemoteCollectors(Collectors):
         try:
             info = connection.client.server_info(timeout=_ANSWER_SECONDS)[name]
         except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
-            return f"The server at {connection.address} does not answer."
+            return f"The server at {connection.address} does not respond."
         limiter = info.rate_limiter_info
         return (
             f"Table {name!r}: {info.current_size:,} items, {limiter.insert_stats.completed:,} "
@@ -305,7 +305,7 @@ class ReplayCollectors(RemoteCollectors):
         deadline, steps = time.monotonic() + self.wait_seconds, 0
         while self._leads and not (steps := self._new_steps()) and waits:
             if time.monotonic() > deadline:
-                self._refuse_wait("none")
+                self._refuse_wait("no new experience")
             time.sleep(_WAIT_SECONDS)
         episodes, total_length, total_return = self._ended() if steps else (0, 0.0, 0.0)
         return Collected(
@@ -431,9 +431,10 @@ class RolloutCollectors(RemoteCollectors):
         if self._num_collectors % workers:
             raise UserError(
                 f"{self._num_collectors} collectors",
-                expected=f"a multiple of the {workers} workers of the learner, which share them",
+                expected=f"a multiple of the learner's {workers} workers, which share the "
+                "collectors",
                 got=str(self._num_collectors),
-                remedy="Start other numbers of them.",
+                remedy="Change the number of collectors or workers.",
             )
         return self._num_collectors // workers
 
@@ -516,7 +517,7 @@ class RolloutCollectors(RemoteCollectors):
                 on_reconnect=on_reconnect,
             )
         except ServerSilentError:
-            self._refuse_wait("none")
+            self._refuse_wait("no new experience")
         return dict(zip(self._paths, sample.data, strict=True))
 
     @property

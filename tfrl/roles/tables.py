@@ -53,7 +53,7 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
         if num_servers > 1:
             raise UserError(
                 "num_servers",
-                expected="1 for an on-policy training, which has no replay buffer",
+                expected="1 for on-policy training, which has no replay buffer",
                 got=str(num_servers),
             )
         # A collector waits with its rollout until there is room, then plays on by newer parameters.
@@ -110,7 +110,7 @@ def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
     if env.num_envs % num_collectors:
         raise UserError(
             "--num_collectors",
-            expected=f"a divisor of the {env.num_envs} environments, which collectors share",
+            expected=f"a divisor of the {env.num_envs} environments, which the collectors share",
             got=str(num_collectors),
             remedy=f"Bind make_env.num_envs to a multiple of {num_collectors}.",
         )
@@ -185,7 +185,7 @@ def check_rollouts(
         raise UserError(
             f"table {ROLLOUTS!r} at {address}",
             expected=f"rollouts of {num_collectors} collectors",
-            got=f"those of {collectors_of(info)}",
+            got=f"rollouts of {collectors_of(info)} collectors",
             remedy=_REMEDY,
         )
 
@@ -238,9 +238,9 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     if not isinstance(workflow, OffPolicyWorkflow):
         raise UserError(
             "The gin file",
-            expected="a training of OnPolicyWorkflow or OffPolicyWorkflow",
+            expected="an OnPolicyWorkflow or OffPolicyWorkflow",
             got=type(workflow).__name__,
-            remedy="Others run in one process.",
+            remedy="Run this workflow in one process with bin/train.py.",
         )
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}
@@ -251,9 +251,9 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     if first.is_sequence:
         raise UserError(
             f"replay table {first.name!r} of a distributed run",
-            expected="transitions, of which each env step makes one",
+            expected="transitions, one per env step",
             got="sequences",
-            remedy="Leave sequence_length and episode_length out.",
+            remedy="Leave out sequence_length and episode_length.",
         )
     if not (first.samples_per_insert or replay.tables):
         changes["samples_per_insert"] = workflow.batch_size * float(workflow.updates_per_step)

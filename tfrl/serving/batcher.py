@@ -65,9 +65,9 @@ class Batcher:
         if self.waiting + rows.size > self._max_queue and self.waiting:
             raise Busy(
                 "the server",
-                expected=f"at most {self._max_queue} rows that wait",
-                got=f"{self.waiting} of them, and {rows.size} more",
-                remedy="Try again later, or serve with a larger --max_queue.",
+                expected=f"at most {self._max_queue} waiting rows",
+                got=f"{self.waiting} waiting rows and {rows.size} new rows",
+                remedy="Retry later, or start the server with a larger --max_queue.",
             )
         future: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
         self._queue.append((rows, future))

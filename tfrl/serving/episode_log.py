@@ -57,15 +57,15 @@ class EpisodeLog:
             if logged:
                 raise UserError(
                     "the request",
-                    expected=f"an episode_id beside {', '.join(logged)}",
-                    got="none",
-                    remedy="Steps of one episode share an episode_id of yours.",
+                    expected=f"an episode_id with {', '.join(logged)}",
+                    got="no episode_id",
+                    remedy="Send the same episode_id in all steps of an episode.",
                 )
             return {}
         for name, column in logged.items():
             if not isinstance(column, list) or len(column) != size:
                 raise UserError(
-                    name, expected=f"a list of {size}, one for each row", got=f"{column!r:.60}"
+                    name, expected=f"a list of {size} items, one per row", got=f"{column!r:.60}"
                 )
         _check_ids(ids)
         for name in LOGGED[2:]:
@@ -85,7 +85,7 @@ class EpisodeLog:
             if name in self._open and not number:
                 raise UserError(
                     f"reward of episode {name}",
-                    expected="a number: what the action before was worth",
+                    expected="a number, the reward of the previous action",
                     got=f"{reward!r:.60}",
                 )
 
@@ -145,13 +145,13 @@ def _check_ids(ids: list[Any]) -> None:
         if times > 1:
             raise UserError(
                 "episode_id",
-                expected="one row of each episode",
-                got=f"{times} of {value!r:.60}",
-                remedy="Send the steps of one episode one after the other.",
+                expected="one row per episode",
+                got=f"{times} rows of {value!r:.60}",
+                remedy="Send the steps of an episode in separate requests.",
             )
     wrong = [value for value in ids if not isinstance(value, str | int)]
     if wrong:
-        raise UserError("episode_id", expected="text or numbers", got=f"{wrong[0]!r:.60}")
+        raise UserError("episode_id", expected="strings or numbers", got=f"{wrong[0]!r:.60}")
 
 
 def _packed(spec: Any, leaves: list[np.ndarray]) -> Any:

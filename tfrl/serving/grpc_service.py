@@ -44,8 +44,8 @@ async def start(server: PolicyServer, address: str) -> Any:
         raise UserError(
             f"gRPC at {address}",
             expected="a free port",
-            got="one that is taken or may not be used",
-            remedy="Give another --grpc_port.",
+            got="a port that is in use or not permitted",
+            remedy="Choose a different --grpc_port.",
         )
     await made.start()
     return made
@@ -75,7 +75,7 @@ def _array(name: str, tensor: Any, spec: Any, most: int) -> Any:
             raise TypeError(dtype.name)
         array = tf.make_ndarray(tensor)
     except (TypeError, ValueError) as error:
-        wanted = f"a tensor like {spec.dtype.name}"
+        wanted = f"a tensor of {spec.dtype.name}"
         raise UserError(name, expected=wanted, got=str(error)) from error
     return _listed(array) if name in LOGGED else array
 
@@ -105,7 +105,9 @@ class _Services:
             raise AttributeError(name)
 
         async def unimplemented(request: Any, context: Any) -> None:
-            await context.abort(self._codes.UNIMPLEMENTED, f"{name}: this server has Predict.")
+            await context.abort(
+                self._codes.UNIMPLEMENTED, f"{name}: this server supports only Predict."
+            )
 
         return unimplemented
 

@@ -51,9 +51,11 @@ def make_app(server: PolicyServer) -> Any:
         except UserError as error:
             response = refused(error)
         except disconnect:
-            response = answer({"error": "the client left before the end of its request"}, 400)
+            response = answer(
+                {"error": "the client disconnected before the end of its request"}, 400
+            )
         except asyncio.CancelledError:  # uvicorn ends without waiting for the request
-            response = answer({"error": "the server ends"}, 503)
+            response = answer({"error": "the server is shutting down"}, 503)
         except Exception:
             server.metrics.answered(500, started)
             raise
@@ -126,7 +128,7 @@ async def _body(request: Any, max_mb: int) -> bytes:
         "the request",
         expected=f"at most {max_mb} MB",
         got=f"{announced:,} bytes" if announced else "more",
-        remedy="Send fewer rows at a time, or serve with a larger --max_request_mb.",
+        remedy="Send fewer rows per request, or start the server with a larger --max_request_mb.",
     )
 
 
@@ -144,7 +146,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
     if len(keys & {"instances", "inputs"}) != 1 or keys - {"instances", "inputs", "signature_name"}:
         raise UserError(
             "the request",
-            expected="an object with instances or inputs, and signature_name if you like",
+            expected="an object with instances or inputs, and optionally signature_name",
             got=", ".join(sorted(keys)) or type(given).__name__,
             remedy=_FORM,
         )
@@ -166,8 +168,8 @@ def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]
     if not isinstance(instances, list) or not instances:
         raise UserError(
             "instances",
-            expected="a list of observations, at least one",
-            got="an empty one" if instances == [] else type(instances).__name__,
+            expected="a list of at least one observation",
+            got="an empty list" if instances == [] else type(instances).__name__,
             remedy=_FORM,
         )
     if not isinstance(instances[0], Mapping):
@@ -178,7 +180,7 @@ def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]
             got = list(instance) if isinstance(instance, Mapping) else type(instance).__name__
             raise UserError(
                 f"instance {number}",
-                expected=f"the names of the first: {', '.join(names)}",
+                expected=f"the names of the first instance: {', '.join(names)}",
                 got=str(got),
             )
     return {name: [instance[name] for instance in instances] for name in names}, len(instances)

@@ -84,8 +84,8 @@ class ServedPolicy:
             raise UserError(
                 "the inputs of the request",
                 expected=", ".join(known),
-                got=", ".join(columns) or "none",
-                remedy="GET .../metadata says what they are.",
+                got=", ".join(columns) or "no inputs",
+                remedy="Get the input names from GET .../metadata.",
             )
         arrays = [_array(name, columns[name]) for name in self.inputs]
         obs, size, single = self._reader.read(
@@ -94,9 +94,9 @@ class ServedPolicy:
         if single or not size:
             raise UserError(
                 "the inputs of the request",
-                expected="a batch: one list more than an observation has",
-                got="an observation alone" if single else "no row",
-                remedy='Write {"instances": [observation]}.',
+                expected="a batch of observations",
+                got="a single observation" if single else "no row",
+                remedy='Send {"instances": [observation]}.',
             )
         state, starts = self._read_state(columns, size)
         return RequestRows(tuple(tf.nest.flatten(obs)), state, starts, size)
@@ -117,7 +117,7 @@ class ServedPolicy:
         if len(there) < len(self.state):
             raise UserError(
                 "the recurrent state of the request",
-                expected=f"all of {', '.join(self.state)}, or none at an episode's start",
+                expected=f"all of {', '.join(self.state)}, or no state at an episode's start",
                 got=", ".join(there),
             )
         leaves = []
@@ -169,7 +169,7 @@ def _array(name: str, value: Any) -> np.ndarray:
             name,
             expected="numbers, in lists of equal length",
             got=f"{str(value)[:60]}",
-            remedy="The first index is the row of the batch.",
+            remedy="Send lists whose first axis is the batch.",
         )
     return array
 

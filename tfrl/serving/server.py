@@ -49,7 +49,7 @@ class ServingOptions:
                 "max_batch_size",
                 expected="a power of two",
                 got=str(self.max_batch_size),
-                remedy=f"Give {1 << self.max_batch_size.bit_length()}, for example.",
+                remedy=f"Pass a power of two such as {1 << self.max_batch_size.bit_length()}.",
             )
 
 
@@ -153,8 +153,8 @@ class PolicyServer:
             raise UserError(
                 "the inputs of the request",
                 expected=f"no {' or '.join(n for n in LOGGED if n in columns)}",
-                got="a server that logs no episodes",
-                remedy="Start it with --log_episodes=FOLDER.",
+                got="a server without episode logging",
+                remedy="Start the server with --log_episodes=FOLDER.",
             )
         rows = policy.read(columns)
         outputs = await self._batchers[policy.version, deterministic].submit(rows)
@@ -182,21 +182,21 @@ class Metrics:
         )
         self.seconds = prometheus.Histogram(
             "tfrl_request_seconds",
-            "Seconds from a request's arrival to its answer.",
+            "Seconds from a request's arrival to its response.",
             buckets=[1e-4 * 2**i for i in range(16)],
             registry=self.registry,
         )
         self.batch_rows = prometheus.Histogram(
             "tfrl_batch_rows",
-            "RequestRows of a batch.",
+            "Rows per batch.",
             buckets=[2**i for i in range(11)],
             registry=self.registry,
         )
         self.episodes = prometheus.Counter(
-            "tfrl_logged_episodes", "Episodes that were written.", registry=self.registry
+            "tfrl_logged_episodes", "Written episodes.", registry=self.registry
         )
         self.version = prometheus.Gauge(
-            "tfrl_model_version", "Versions that are served.", ["version"], registry=self.registry
+            "tfrl_model_version", "Served versions.", ["version"], registry=self.registry
         )
 
     def text(self) -> tuple[bytes, str]:

@@ -136,7 +136,7 @@ def writing(thing: str, remedy: str) -> Iterator[None]:
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             thing,
-            expected="a folder that can be written, with room on the disk",
+            expected="a writable folder with free disk space",
             got=files.reason(error).splitlines()[0],
             remedy=remedy,
         ) from error
@@ -177,10 +177,10 @@ def _misfit(want: Any, have: Any) -> str:
     try:
         have = np.asarray(have) if plain else have
     except ValueError:
-        return "of rows of different lengths"
+        return "with rows of different lengths"
     dtype = tf.as_dtype(want.dtype)
     if plain and have.dtype.kind not in "biuf":
-        return f"that is no number for {dtype.name}"
+        return f"that is not a number for {dtype.name}"
     shape, wanted = tf.TensorShape(have.shape), tf.TensorShape(want.shape)
     if not wanted.is_compatible_with(shape):
         return f"of shape {shape} for {wanted}"
@@ -338,7 +338,7 @@ def _check_schema(folder: pathlib.Path, version: int) -> None:
             f"checkpoint {folder}",
             expected=f"schema version {SCHEMA_VERSION} or older",
             got=f"schema version {version}",
-            remedy="It was written by a newer tfrl: install that version to go on with it.",
+            remedy="Install the newer tfrl version that wrote it.",
         )
     missing = [v for v in range(version, SCHEMA_VERSION) if v not in MIGRATIONS]
     if missing:
@@ -346,6 +346,6 @@ def _check_schema(folder: pathlib.Path, version: int) -> None:
             f"checkpoint {folder}",
             expected=f"a schema version that migrates to {SCHEMA_VERSION}",
             got=f"schema version {version} (no migration from {', '.join(map(str, missing))})",
-            remedy="Go on with the tfrl version that wrote it, or start a new run with "
+            remedy="Continue with the tfrl version that wrote it, or start a new run with "
             "--if_exists=new.",
         )

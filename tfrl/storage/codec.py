@@ -34,7 +34,7 @@ _SPECS: dict[str, type] = {
 }
 _SPEC_NAMES = {cls: name for name, cls in _SPECS.items()}
 
-_REMEDY = "Pass the object itself where it is rebuilt, as in from_checkpoint(path, modules=...)."
+_REMEDY = "Pass the object itself, as in from_checkpoint(path, modules=...)."
 
 
 def describe(obj: Any, name: str = "object") -> Description:
@@ -90,7 +90,7 @@ def build(description: Description, name: str = "object") -> Any:
     try:
         return _build(description, name)
     except RecursionError as error:
-        raise _unbuildable(name, "one that is nested too deep") from error
+        raise _unbuildable(name, "a description that is nested too deeply") from error
 
 
 def _build(description: Description, name: str) -> Any:
@@ -100,7 +100,7 @@ def _build(description: Description, name: str) -> Any:
         return [_build(x, f"{name}/{i}") for i, x in enumerate(description)]
     kind = description.get("kind") if isinstance(description, Mapping) else None
     if not isinstance(kind, str) or kind not in _BUILDERS:
-        raise _unbuildable(name, f"one of kind {kind!r}")
+        raise _unbuildable(name, f"a description of kind {kind!r}")
     try:
         return _BUILDERS[kind](description, name)
     except UserError:
@@ -108,7 +108,7 @@ def _build(description: Description, name: str) -> Any:
     except UnknownNameError as error:
         raise _unbuildable(name, str(error)) from error
     except Exception as error:  # any error of a class for arguments from a file
-        raise _unbuildable(name, f"one that fails with {error!r}") from error
+        raise _unbuildable(name, f"a description that fails with {error!r}") from error
 
 
 # Names and dataclasses.
@@ -137,7 +137,7 @@ def _build_named(content: Mapping[str, Any], name: str) -> Any:
 def _build_object(content: Mapping[str, Any], name: str) -> Any:
     cls = resolve(content["class"])
     if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
-        raise UnknownNameError(f"{content['class']} is no dataclass, and nothing else is built")
+        raise UnknownNameError(f"{content['class']} is not a dataclass")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     fields = content["fields"]
     unknown = sorted(set(fields) - set(known))
@@ -225,8 +225,8 @@ _BUILDERS: dict[str, _Builder] = {
 def _undescribable(name: str, got: str) -> UserError:
     return UserError(
         name,
-        expected="something that words describe: numbers, strings, specs, dataclasses of these, "
-        "functions and classes of a module",
+        expected="a serializable object: numbers, strings, specs, dataclasses of these, functions "
+        "and classes of a module",
         got=got,
         remedy=_REMEDY,
     )
@@ -235,7 +235,7 @@ def _undescribable(name: str, got: str) -> UserError:
 def _unbuildable(name: str, got: str) -> UserError:
     return UserError(
         f"description of {name}",
-        expected="one that can be built here",
+        expected="a description that this version can build",
         got=got,
         remedy=_REMEDY,
     )

@@ -22,14 +22,14 @@ REPLACED = ".replaced-"
 _numbers = itertools.count()
 
 _REASONS = {
-    errno.EACCES: "no permission to write there",
-    errno.EPERM: "no permission to write there",
+    errno.EACCES: "no write permission",
+    errno.EPERM: "no write permission",
     errno.EROFS: "a read-only file system",
     errno.ENOTDIR: "a path that leads through a file",
     errno.EEXIST: "a file in place of a folder",
     errno.ENOSPC: "a full disk",
     errno.ELOOP: "a symbolic link, which is not followed",
-    errno.ENOENT: "a place where no folder can be made",
+    errno.ENOENT: "a path where no folder can be created",
 }
 
 
@@ -47,10 +47,10 @@ def unwritable(
     error: Exception,
     *,
     kind: str = "folder",
-    remedy: str = "Choose another place, or make room on the disk.",
+    remedy: str = "Choose a different path, or free disk space.",
 ) -> UserError:
     """Returns the error for a folder or file that cannot be written."""
-    expected = f"a {kind} that can be written"
+    expected = f"a writable {kind}"
     return UserError(thing, expected=expected, got=reason(error), remedy=remedy)
 
 
@@ -193,7 +193,7 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, bool | str | int | float):
         return value
-    raise TypeError(f"expected a value that JSON can hold, got {type(value).__name__}: {value!r}")
+    raise TypeError(f"expected a JSON-serializable value, got {type(value).__name__}: {value!r}")
 
 
 def replace_directory(temporary: pathlib.Path, final: pathlib.Path) -> None:

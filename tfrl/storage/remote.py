@@ -41,10 +41,10 @@ _TRANSIENT = (
     "UnknownError",
 )
 _REMEDIES = {
-    "NotFoundError": "Make the bucket first, or mend its name.",
-    "PermissionDeniedError": "Give the account of this machine access; for gs:// see "
+    "NotFoundError": "Create the bucket first, or fix its name.",
+    "PermissionDeniedError": "Grant access to the account of this machine; for gs:// see "
     "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`.",
-    "UnimplementedError": "TensorFlow itself opens gs://; others need a plugin of tensorflow-io.",
+    "UnimplementedError": "Use gs://, or install a tensorflow-io plugin for this scheme.",
 }
 
 T = TypeVar("T")
@@ -61,9 +61,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     if scheme and not text.startswith("//", scheme.end() - 1):
         raise UserError(
             f"path {text}",
-            expected="two slashes behind the scheme, or a local path",
+            expected="two slashes after the scheme, or a local path",
             got="one slash",
-            remedy=f"Write {scheme[0]}/{text[scheme.end() :]} (as a str, since pathlib drops a "
+            remedy=f"Write {scheme[0]}/{text[scheme.end() :]} (as a str, since pathlib removes a "
             f"slash), or ./{text} for a local folder of that name.",
         )
     return scheme is not None
@@ -107,10 +107,10 @@ def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
 def failure(url: str, error: Exception) -> UserError:
     """Returns the error for a store that cannot be used."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
-    remedy = "See to its name and the network; the same command goes on from the last checkpoint."
+    remedy = "Check its name and the network; the same command continues from the last checkpoint."
     return UserError(
         f"storage {url}",
-        expected="a place that can be reached, read and written",
+        expected="reachable storage with read and write access",
         got=files.reason(error),
         remedy=_REMEDIES.get(type(cause).__name__, remedy),
     )
@@ -134,7 +134,7 @@ def connect(url: str) -> None:
     thread.start()
     thread.join(CONNECT_SECONDS)
     if not answer:
-        unreachable = TimeoutError(f"no answer within {CONNECT_SECONDS:.0f} s")
+        unreachable = TimeoutError(f"no response within {CONNECT_SECONDS:.0f} s")
         lost = failure(url, unreachable)
         lost.exit_at_once = True  # type: ignore[attr-defined]  # the thread still waits
         raise lost

@@ -191,11 +191,13 @@ class WorkingCopy:
         if writer.get("id") == self._id:
             return
         if writer:
-            got = f"one that process {writer.get('pid')} of {writer.get('host')} has taken over"
-            remedy = "Let that one go on, and start one process a folder."
+            got = (
+                f"a folder that process {writer.get('pid')} of {writer.get('host')} has taken over"
+            )
+            remedy = "Run only one process per folder."
         else:
-            got = "none: it was moved or deleted in the meantime"
-            remedy = "Start again with its new name; a run goes on from its last checkpoint."
+            got = "no folder, since it was moved or deleted"
+            remedy = "Restart with its new path; the run continues from its last checkpoint."
         raise UserError(
             f"root_dir {self.url}",
             expected="the folder that this process writes",

@@ -66,19 +66,19 @@ def clip_options(
         raise UserError(
             "sample_clip",
             expected="one or more of save_path, return_images, return_states and summary_writer",
-            got="none of them",
-            remedy="Give save_path='clip.mp4' for a file.",
+            got="no output",
+            remedy="Pass save_path='clip.mp4' to write a file.",
         )
     if summary_writer is not None and not hasattr(summary_writer, "as_default"):
         raise UserError(
             "summary_writer of sample_clip",
             expected="a tf.summary writer",
             got=f"{summary_writer!r} of type {type(summary_writer).__name__}",
-            remedy="Make it with tf.summary.create_file_writer(folder).",
+            remedy="Create it with tf.summary.create_file_writer(folder).",
         )
     checks.one_of("writer of sample_clip", writer, video_file.WRITERS)
     path = None if save_path is None else video_file.check_path(save_path, writer)
-    remedy = "It counts the env steps of a clip."
+    remedy = "Pass the number of env steps in a clip."
     checks.at_least("max_steps", max_steps, 1, remedy=remedy)
     return ClipOptions(
         save_path=path,
@@ -193,11 +193,11 @@ def check_drawable(env: gymnasium.Env) -> None:
     if env.render_mode != "rgb_array":
         modes = list((env.metadata or {}).get("render_modes", ()))
         raise UserError(
-            "get_environment() for a clip",
+            "get_environment() for a video",
             expected="an environment with render_mode 'rgb_array'",
             got=f"render_mode {env.render_mode!r} of {modes}",
-            remedy="Make it with gymnasium.make(..., render_mode='rgb_array'): frames are drawn "
-            "only for clips. Or give return_images=False and return_states=True.",
+            remedy="Create it with gymnasium.make(..., render_mode='rgb_array'), or pass "
+            "return_images=False and return_states=True.",
         )
 
 
@@ -295,7 +295,7 @@ def play(
 def _next(pool: WorkerPool) -> WorkerState:
     state = pool.get_state()
     if not isinstance(state, WorkerState):
-        raise RuntimeError(f"A synchronous worker answers at once, got {state}.")
+        raise RuntimeError(f"A synchronous worker must return a state immediately, got {state}.")
     return state
 
 
@@ -305,9 +305,9 @@ def _check_start(state: WorkerState) -> None:
         if np.any(state.info.get(flag, False)):
             raise UserError(
                 "the initial state of the clip",
-                expected="one in which an action can be taken",
-                got=f"info[{flag!r}] is true at reset: the episode is over before its first step",
-                remedy="Let reset begin where the episode goes on, or choose another seed.",
+                expected="a state that takes an action",
+                got=f"info[{flag!r}] True at reset, before the first step",
+                remedy="Start the episode in a non-terminal state, or choose a different seed.",
             )
 
 
@@ -330,8 +330,8 @@ def check_video(task: "RLTask") -> None:
         lines = str(error).strip().splitlines() or ["no reason given"]
         raise UserError(
             "video_interval",
-            expected="an environment that can be drawn",
-            got=f"one that cannot ({type(error).__name__}: {lines[0]})",
+            expected="an environment that renders",
+            got=f"an environment that does not render ({type(error).__name__}: {lines[0]})",
             remedy="Leave video_interval out.",
         ) from error
     finally:
@@ -412,11 +412,11 @@ def as_rgb(frame: Any) -> np.ndarray:
     shape = picture.shape
     if picture.dtype != np.uint8 or picture.ndim != 3 or shape[-1] not in (1, 3, 4) or 0 in shape:
         raise UserError(
-            "env.render() for a clip",
-            expected="a picture, uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]",
+            "env.render() for a video",
+            expected="a uint8 frame [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]",
             got=type(frame).__name__
             if picture.dtype == object
             else f"{picture.dtype} {list(picture.shape)}",
-            remedy="Correct the render method of the environment.",
+            remedy="Fix the render method of the environment.",
         )
     return np.repeat(picture, 3, axis=-1) if shape[-1] == 1 else picture[..., :3]

@@ -26,8 +26,8 @@ def clip_span(clip_size: int, stride: int = 1) -> int:
     Raises:
       UserError: Unless both are positive integers.
     """
-    checks.at_least("clip_size", clip_size, 1, remedy="It counts samples.")
-    checks.at_least("stride", stride, 1, remedy="It counts steps.")
+    checks.at_least("clip_size", clip_size, 1, remedy="Pass the number of samples per clip.")
+    checks.at_least("stride", stride, 1, remedy="Pass the number of steps between samples.")
     return (clip_size - 1) * stride + 1
 
 
@@ -35,12 +35,14 @@ def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
     """Raises a UserError if no trajectory is long enough for a clip."""
     span = clip_span(clip_size, stride)
     if not len(lengths) or lengths.max() < span:
-        longest = f"the longest has {lengths.max()}" if len(lengths) else "none is stored"
+        longest = (
+            f"a longest trajectory of {lengths.max()} samples" if len(lengths) else "no trajectory"
+        )
         raise UserError(
             f"clip of {clip_size} samples with stride {stride}",
             expected=f"a trajectory of at least {span} samples",
             got=longest,
-            remedy=f"Sample with clip_length={span}, or take shorter clips.",
+            remedy=f"Sample with clip_length={span}, or use shorter clips.",
         )
 
 
@@ -49,7 +51,7 @@ def check_generator(rng: Any) -> np.random.Generator:
     if rng is None:
         return np.random.default_rng()
     kind = np.random.Generator
-    remedy = "Give numpy.random.default_rng(seed)."
+    remedy = "Pass numpy.random.default_rng(seed)."
     return checks.instance("rng of the clips", rng, kind, "a numpy.random.Generator", remedy=remedy)
 
 
@@ -298,7 +300,7 @@ class MultiReplaySamples:
         """
         if max_samples is not None:
             checks.at_least(
-                "max_samples", max_samples, 1, remedy="It counts samples that are kept."
+                "max_samples", max_samples, 1, remedy="Pass the number of stored samples."
             )
         self._rng = check_generator(rng)
         self._max_samples = max_samples
@@ -382,7 +384,7 @@ class MultiReplaySamples:
         Raises:
           UserError: See `sample`; also if `batch_size` is no positive integer.
         """
-        checks.at_least("batch_size", batch_size, 1, remedy="It counts clips.")
+        checks.at_least("batch_size", batch_size, 1, remedy="Pass the number of clips per batch.")
         span = clip_span(clip_size, stride)
         workers = list(self.workers.values())
         ends = np.cumsum([worker.usable(span) for worker in workers], dtype=np.int64)
@@ -423,12 +425,12 @@ class MultiReplaySamples:
             if known.get(path) != own.get(path):
                 raise UserError(
                     f"{path} of a trajectory",
-                    expected=f"{_leaf(known.get(path))}, as in those before",
+                    expected=f"{_leaf(known.get(path))}, as in earlier trajectories",
                     got=_leaf(own.get(path)),
-                    remedy="Give all trajectories the same leaves, shapes and dtypes, also those "
-                    "that hooks add.",
+                    remedy="Use the same leaves, shapes and dtypes in all trajectories, also for "
+                    "leaves added by hooks.",
                 )
 
 
 def _leaf(leaf: Any) -> str:
-    return "no such leaf" if leaf is None else f"{leaf[1].name} {list(leaf[0])}"
+    return "no leaf" if leaf is None else f"{leaf[1].name} {list(leaf[0])}"

@@ -14,18 +14,21 @@ from tfrl.tasks.clips import clip_span
 
 # {name: (the least value, its meaning)}
 _COUNTS = {
-    "max_steps": (1, "It counts the env steps of a clip."),
-    "num_samples": (1, "It counts the samples of a clip."),
-    "num_update_steps": (1, "It counts updates between two collections."),
-    "stride": (1, "It counts env steps from one sample of a clip to the next."),
-    "replay_buffer_sample_size": (1, "It counts env steps that are kept."),
-    "batch_size": (1, "It counts the clips of an update."),
-    "num_collect_steps": (1, "It counts the env steps of a collection."),
-    "min_action_batch_size": (1, "It counts workers that are waited for."),
-    "max_trajectory_length": (1, "It counts samples; None for no bound."),
-    "max_episode_steps": (1, "It counts env steps; None for the environment's own limit alone."),
-    "num_env_workers": (0, "With 0 one runs in turn."),
-    "env_seed": (0, "The seeds of all episodes follow from it."),
+    "max_steps": (1, "Pass the number of env steps in a clip."),
+    "num_samples": (1, "Pass the number of samples in a clip."),
+    "num_update_steps": (1, "Pass the number of updates per collection."),
+    "stride": (1, "Pass the number of env steps between samples of a clip."),
+    "replay_buffer_sample_size": (1, "Pass the number of stored env steps."),
+    "batch_size": (1, "Pass the number of clips per update."),
+    "num_collect_steps": (1, "Pass the number of env steps per collection."),
+    "min_action_batch_size": (1, "Pass the minimum number of workers to wait for."),
+    "max_trajectory_length": (1, "Pass a number of samples, or None for no bound."),
+    "max_episode_steps": (
+        1,
+        "Pass a number of env steps, or None for the environment's own limit.",
+    ),
+    "num_env_workers": (0, "Pass the number of processes, or 0 for one synchronous worker."),
+    "env_seed": (0, "Pass the base seed of all episodes."),
 }
 _OPTIONAL = ("max_trajectory_length", "max_episode_steps")
 
@@ -95,9 +98,9 @@ def _flat(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
             if flat.get(own, value) not in (value, defaults[own]):
                 raise UserError(
                     thing,
-                    expected=f"{own} to be given once",
-                    got=f"{value!r}, and {flat[own]!r} beside it",
-                    remedy="Give it in one of the two.",
+                    expected=f"a single value of {own}",
+                    got=f"both {value!r} and {flat[own]!r}",
+                    remedy="Set it only in the group or only as a field.",
                 )
         flat.update(group)
     return flat
@@ -168,7 +171,7 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
                 checks.at_least(f"{name} of RLTaskConfig", value, least, remedy=remedy)
         for name in ("env_cleanup_time", "max_wait_time"):
             thing, value = f"{name} of RLTaskConfig", getattr(self, name)
-            remedy, optional = "It bounds a wait, in seconds.", name == "max_wait_time"
+            remedy, optional = "Pass a time in seconds.", name == "max_wait_time"
             checks.number(thing, value, 0, optional=optional, remedy=remedy)
         WorkerMode.of(self.env_worker_mode)
         self._check_clips()
@@ -177,7 +180,7 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
                 "min_action_batch_size of RLTaskConfig",
                 expected=f"at most the {self.num_pool_workers} workers",
                 got=str(self.min_action_batch_size),
-                remedy="A worker waits with one state: lower it, or raise num_env_workers.",
+                remedy="Lower it, or raise num_env_workers: each worker waits with one state.",
             )
 
     def replace(self, **changes: Any) -> Self:
@@ -207,7 +210,7 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
 
     def _check_clips(self) -> None:
         """Checks that a training clip fits the bounds of trajectories and buffers."""
-        span = f"the {self.clip_span} env steps that a clip spans"
+        span = f"{self.clip_span} env steps, the span of a clip"
         clip = f"(num_samples {self.num_samples}, stride {self.stride})"
         for name in (*_OPTIONAL, "num_collect_steps", "replay_buffer_sample_size"):
             value = getattr(self, name)
@@ -216,12 +219,12 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
                     f"{name} of RLTaskConfig",
                     expected=f"at least {span} {clip}",
                     got=str(value),
-                    remedy="Raise it, or take shorter clips.",
+                    remedy="Raise it, or use shorter clips.",
                 )
         if self.replay_buffer_sample_size < self.num_collect_steps:
             raise UserError(
                 "replay_buffer_sample_size of RLTaskConfig",
                 expected=f"at least num_collect_steps, {self.num_collect_steps}",
                 got=str(self.replay_buffer_sample_size),
-                remedy="Raise it: samples would go before any update sees them.",
+                remedy="Raise it, so that each sample is stored until an update.",
             )

@@ -203,8 +203,8 @@ class TaskLearner(Learner):
             raise UserError(
                 f"compute_loss of {self._module_id}",
                 expected="a loss that depends on the model's trainable variables",
-                got="one without a gradient for any of them",
-                remedy="Compute it from what run_model returns, with TensorFlow.",
+                got="a loss without a gradient for these variables",
+                remedy="Compute it with TensorFlow from the result of run_model.",
             )
         return {
             ref: tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
@@ -245,27 +245,27 @@ def _checked_model(task: RLTask) -> Any:
     if not (isinstance(model, tf.Module) or keras.is_model(model)):
         raise UserError(
             thing,
-            expected="a tf.keras.Model, or another tf.Module",
+            expected="a tf.keras.Model or tf.Module",
             got=type(model).__name__,
-            remedy="Return the model, built.",
+            remedy="Return the built model.",
         )
     built = getattr(model, "built", True)
     if not built or not model.trainable_variables:
         raise UserError(
             thing,
             expected="a model with trainable variables",
-            got="one that is not built yet" if not built else "one without any",
-            remedy="Give it an Input, or call it once on a batch of observations.",
+            got="an unbuilt model" if not built else "a model without trainable variables",
+            remedy="Add an Input, or call the model once on a batch of observations.",
         )
     compiled = keras.is_model(model) and getattr(model, "optimizer", None) is not None
     if trains_itself(task) and compiled:
         # The slots of its optimizer would be neither saved nor restored.
         raise UserError(
             thing,
-            expected="a model whose `variables` are all that train_model changes",
-            got="a compiled Keras model, whose optimizer has variables of its own",
+            expected="a model whose `variables` include all variables that train_model changes",
+            got="a compiled Keras model, whose optimizer has additional variables",
             remedy="Define compute_loss and get_optimizer instead of train_model, or return a "
-            "tf.Module whose `variables` are those of both.",
+            "tf.Module whose `variables` include the model's and the optimizer's.",
         )
     return model
 
@@ -276,9 +276,9 @@ def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Te
     if loss is None:
         raise UserError(
             thing,
-            expected="the loss, a number",
+            expected="a scalar loss",
             got="None",
-            remedy="Return it, or a pair of it and a dict of metrics.",
+            remedy="Return the loss, or a pair of the loss and a dict of metrics.",
         )
     values = {"the loss": tf.convert_to_tensor(loss)}
     values.update({f"metric {n!r}": tf.convert_to_tensor(x) for n, x in metrics.items()})
@@ -286,7 +286,7 @@ def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Te
         if value.shape.rank != 0 or value.dtype == tf.string:
             raise UserError(
                 thing,
-                expected=f"a number for {name}",
+                expected=f"a scalar for {name}",
                 got=f"{value.dtype.name} {value.shape}",
                 remedy="Take the mean over the batch: tf.reduce_mean(...).",
             )
@@ -294,8 +294,8 @@ def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Te
     if taken:
         raise UserError(
             thing,
-            expected="names for metrics that are free",
-            got=f"{taken[0]!r}, which every update has",
-            remedy=f"Choose others than {', '.join(OWN_METRICS)}.",
+            expected="unreserved metric names",
+            got=f"the reserved name {taken[0]!r}",
+            remedy=f"Choose names other than {', '.join(OWN_METRICS)}.",
         )
     return values["the loss"], {n: values[f"metric {n!r}"] for n in metrics}

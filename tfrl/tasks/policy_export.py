@@ -64,7 +64,7 @@ def _traced(task: RLTask, model: Any) -> PolicyFunctions:
         action_spec=action_spec,
         inputs=tuple(obs_names.values()),
         outputs=action_names,
-        left_out=dict.fromkeys(("explore", "distribution"), "a task has get_actions alone"),
+        left_out=dict.fromkeys(("explore", "distribution"), "a task has only get_actions"),
     )
 
 
@@ -130,7 +130,7 @@ def export_task(task: RLTask, model: Any, directory: str | pathlib.Path) -> path
         policy = _traced(task, model)
     except _NotTensorFlowError as error:
         _LOG.warning(
-            "No policy is exported: get_actions of %s does not run on symbolic tensors (%s: %s).",
+            "Skipping policy export: get_actions of %s does not run on symbolic tensors (%s: %s).",
             *error.args,
         )
         return None

@@ -161,7 +161,7 @@ class TaskProgram:
             raise UserError(
                 f"build_rl_dataset of {type(self._task).__name__}",
                 expected="at least one batch",
-                got="none",
+                got="an empty dataset",
                 remedy="Return a dataset of batches of clips.",
             )
         rows = [{n: float(x) for n, x in row.items()} for row in rows]
@@ -170,10 +170,10 @@ class TaskProgram:
             raise UserError(
                 f"the loss of {type(self._task).__name__} at iteration {iteration}",
                 expected="finite values and gradients",
-                got=f"others in {len(wrong)} of {len(rows)} updates, the first in update "
+                got=f"non-finite values in {len(wrong)} of {len(rows)} updates, first in update "
                 f"{wrong[0]} (loss {rows[wrong[0]]['loss']})",
-                remedy="Lower the learning rate, or check rewards and observations; the steps were "
-                "left out.",
+                remedy="Lower the learning rate, or check rewards and observations; these updates "
+                "were skipped.",
             )
         return mean_of([{"task": row} for row in rows])["task"], len(rows)
 
@@ -209,9 +209,9 @@ class TaskProgram:
         if wrong:
             raise UserError(
                 "the checkpoint",
-                expected=f"the values of this model and of {num_workers} workers",
+                expected=f"the values of this model and {num_workers} workers",
                 got="; ".join(wrong[:3]),
-                remedy="Go on with the task and the num_env_workers that it was saved with.",
+                remedy="Use the task and the num_env_workers of the checkpoint.",
             )
         for path, variable in variables.items():
             variable.assign(values[path])
@@ -244,9 +244,10 @@ class TaskProgram:
                 self.close()
                 raise UserError(
                     f"get_worker_pool of {type(self._task).__name__}",
-                    expected=f"{config.num_pool_workers} workers, by num_env_workers",
+                    expected=f"{config.num_pool_workers} workers, as set by num_env_workers",
                     got=str(len(pool)),
-                    remedy="Make as many: a checkpoint holds the next episode of each.",
+                    remedy="Create this number of workers: a checkpoint stores one next episode "
+                    "per worker.",
                 )
             pool.next_episodes = list(first_episodes)
             self._sampler = Sampler(pool)
@@ -257,7 +258,7 @@ class TaskProgram:
             raise UserError(
                 f"postprocess_trajectories of {type(self._task).__name__}",
                 expected="at least one trajectory",
-                got="none",
+                got="an empty list",
                 remedy="Return the trajectories to store.",
             )
         if self._task.config.on_policy:

@@ -54,13 +54,15 @@ class ReplayDataset:
           UserError: For a number that is no positive integer, or a clip that spans more steps than
             the replay keeps.
         """
-        remedy = "It counts clips."
+        remedy = "Pass the number of clips per batch."
         checks.at_least("batch_size", batch_size, 1, optional=True, remedy=remedy)
         self._batch_size = batch_size
         self._clip = (clip_size, stride, only_last)
         span = clip_span(clip_size, stride)
         size = replay_buffer_sample_size
-        checks.at_least("replay_buffer_sample_size", size, 1, remedy="It counts steps.")
+        checks.at_least(
+            "replay_buffer_sample_size", size, 1, remedy="Pass the number of stored steps."
+        )
         if samples is not None:
             thing, kind = "samples of a ReplayDataset", MultiReplaySamples
             self.samples = checks.instance(thing, samples, kind, "MultiReplaySamples")
@@ -68,10 +70,10 @@ class ReplayDataset:
         if replay_buffer_sample_size < span:
             raise UserError(
                 "replay_buffer_sample_size",
-                expected=f"at least the {span} steps that a clip of {clip_size} samples with "
-                f"stride {stride} spans",
+                expected=f"at least {span} steps, the span of a clip of {clip_size} samples with "
+                f"stride {stride}",
                 got=str(replay_buffer_sample_size),
-                remedy="Raise it, or take shorter clips.",
+                remedy="Raise it, or use shorter clips.",
             )
         self.samples = MultiReplaySamples(rng=rng, max_samples=replay_buffer_sample_size)
 

@@ -119,11 +119,11 @@ class Discards:
         if self._most_in_a_row is not None and self._in_a_row >= self._most_in_a_row:
             raise UserError(
                 "iter_samples",
-                expected=f"trajectories that can be used: {self._reason(length, remaining)}",
-                got=f"none in the last {self._in_a_row} env steps; the longest of all that were "
-                f"discarded had {self._longest} samples",
+                expected=f"usable trajectories: {self._reason(length, remaining)}",
+                got=f"no usable trajectory in the last {self._in_a_row} env steps; the longest "
+                f"discarded trajectory had {self._longest} samples",
                 remedy="Lower the clip length or min_trajectory_length, make the episodes longer, "
-                "or raise max_discarded_in_a_row (None: go on for ever).",
+                "or raise max_discarded_in_a_row (None for no limit).",
             )
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Discards:
         else:
             message = (
                 "Discarded %d trajectories with %d samples so far, the longest of %d; %d samples "
-                "since the last one that could be used. The newest has %d samples of worker %d: %s."
+                "since the last usable trajectory. The newest has %d samples of worker %d: %s."
             )
             numbers = (self._trajectories, self._samples, self._longest, self._in_a_row)
             _LOG.warning(message, *numbers, length, worker_id, reason)
@@ -149,8 +149,8 @@ class Discards:
         if length < self._shortest:
             return f"min_trajectory_length is {self._shortest}"
         return (
-            f"the {remaining} samples that are left cannot be made up of trajectories of "
-            f"{self._shortest} samples or more beside it"
+            f"with it, the {remaining} remaining samples cannot be divided into trajectories of at "
+            f"least {self._shortest} samples"
         )
 
 
@@ -367,9 +367,9 @@ class Sampler:
         if self._user is not user or self.pool.generation != self._generation:
             raise UserError(
                 "iter_samples",
-                expected="to be the only one who uses the pool",
-                got="a pool that was reset or sampled by something else meanwhile",
-                remedy="Finish one call, or drop its iterator, before the next begins.",
+                expected="exclusive use of the pool",
+                got="a pool that a different caller reset or sampled meanwhile",
+                remedy="Finish one call, or delete its iterator, before the next call.",
             )
         try:
             with _WAITING:
@@ -447,7 +447,7 @@ class Sampling:
             elif state is NoState.IDLE and ready:
                 return ready[: self._bounds.max_batch_size]
             elif state is NoState.IDLE:
-                raise RuntimeError("No worker is busy, and none may act.")
+                raise RuntimeError("No worker is busy, and no worker may act.")
 
     def _take_what_has_arrived(self) -> None:
         while isinstance(state := self._sampler.next_state(self, 0.0), WorkerState):

@@ -230,8 +230,8 @@ def _checked(value: Nest, name: str, count: int) -> Nest:
     if rows != count:
         raise UserError(
             thing,
-            expected=f"arrays [{count}, ...], a row for each of the states",
+            expected=f"arrays [{count}, ...], one row per state",
             got=f"[{rows}, ...]",
-            remedy="Return one action for each state, in their order.",
+            remedy="Return one action per state, in the order of the states.",
         )
     return value

@@ -182,7 +182,7 @@ def check_total(total_samples: Any) -> None:
             "total_samples",
             expected="a whole number of at least 1",
             got="None",
-            remedy="A stream without an end is only for iter_samples.",
+            remedy="Pass total_samples; only iter_samples supports endless streams.",
         )
 
 
@@ -211,7 +211,7 @@ def checked_bounds(
 
     def count(name: str, value: Any) -> int:
         counted = "states" if "batch" in name else "samples"
-        return checks.at_least(name, value, 1, remedy=f"It counts {counted}.")  # type: ignore[no-any-return]
+        return checks.at_least(name, value, 1, remedy=f"Pass a number of {counted}.")  # type: ignore[no-any-return]
 
     def optional(name: str, value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else count(name, value)
@@ -224,7 +224,7 @@ def checked_bounds(
     at_least = count("min_batch_size", min_batch_size)
     at_most = optional("max_batch_size", max_batch_size, num_workers)
     _check_batches(at_least, at_most, num_workers)
-    remedy = "It counts seconds; with 0 no state waits for others."
+    remedy = "Pass the time in seconds, or 0 to not wait."
     wait = checks.number("max_wait_time", max_wait_time, 0, optional=True, remedy=remedy)
     discards = optional("max_discarded_in_a_row", max_discarded_in_a_row, None)
     at_most = min(at_most, num_workers)
@@ -239,7 +239,7 @@ def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) ->
             "min_trajectory_length",
             expected=f"at least the clip length, {clip}",
             got=str(shortest),
-            remedy="No clip fits into a shorter trajectory. Leave it out for the clip length.",
+            remedy="Raise it, or leave it out for the clip length.",
         )
     if longest is not None and longest < shortest:
         raise UserError(
@@ -253,7 +253,7 @@ def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) ->
             "total_samples",
             expected=f"at least min_trajectory_length, {shortest}",
             got=str(total),
-            remedy="Not one trajectory would fit: raise it.",
+            remedy="Raise it to fit at least one trajectory.",
         )
     endless = total == sys.maxsize
     if not endless and longest is not None and not splittable(total, shortest, longest):
@@ -262,7 +262,7 @@ def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) ->
             "total_samples",
             expected=f"a sum of trajectories of {shortest} to {longest} samples",
             got=str(total),
-            remedy=f"The nearest are {count * longest} and {(count + 1) * shortest}.",
+            remedy=f"Use {count * longest} or {(count + 1) * shortest}, the nearest sums.",
         )
 
 
@@ -279,7 +279,7 @@ def _check_batches(at_least: int, at_most: int, num_workers: int) -> None:
             "min_batch_size",
             expected=f"at most the number of workers, {num_workers}",
             got=str(at_least),
-            remedy="A worker waits with one state: lower it, or make a larger pool.",
+            remedy="Lower it, or create a larger pool: each worker waits with one state.",
         )
 
 
@@ -292,9 +292,9 @@ def _postprocessed(
     if len(result) != len(trajectory):
         raise UserError(
             "postprocess_trajectory",
-            expected=f"the {len(trajectory)} samples that it was given",
+            expected=f"{len(trajectory)} samples, as in its argument",
             got=str(len(result)),
-            remedy="Add to extras or change values; the number of samples is a promise.",
+            remedy="Change only values and extras, not the number of samples.",
         )
     for name, x in (result.extras or {}).items():
         shapes = [np.shape(leaf) for leaf in tf.nest.flatten(x)]
@@ -302,9 +302,9 @@ def _postprocessed(
         if wrong:
             raise UserError(
                 f"postprocess_trajectory: extras[{name!r}]",
-                expected=f"an array [{len(result)}, ...], a row for each sample",
+                expected=f"an array [{len(result)}, ...], one row per sample",
                 got=f"shape {list(wrong[0])}",
-                remedy="Give every sample a row of its own.",
+                remedy="Return one row per sample.",
             )
     return result
 
@@ -314,7 +314,9 @@ def _checked(result: object, hook: str = "postprocess_trajectories") -> SampledT
         return result
     raise UserError(
         hook,
-        expected="a SampledTrajectory" if hook == "postprocess_trajectory" else "a list of them",
+        expected="a SampledTrajectory"
+        if hook == "postprocess_trajectory"
+        else "a list of SampledTrajectory",
         got=type(result).__name__,
         remedy="Return trajectory.replace(...).",
     )
@@ -327,7 +329,7 @@ def _sequence(result: Sequence[SampledTrajectory]) -> Sequence[SampledTrajectory
         "postprocess_trajectories",
         expected="a list of SampledTrajectory",
         got=type(result).__name__,
-        remedy="Return the list of trajectories to use.",
+        remedy="Return the list of trajectories.",
     )
 
 
@@ -335,9 +337,9 @@ def _check_progress(progress: bool | Progress, total: int | None) -> None:
     if progress and total is None:
         raise UserError(
             "progress",
-            expected="False for a stream without an end",
+            expected="False for an endless stream",
             got=repr(progress),
-            remedy="Leave it out, or give total_samples.",
+            remedy="Leave it out, or pass total_samples.",
         )
 
 

@@ -75,7 +75,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         Raises:
           UserError: Unless it is an `RLTaskConfig`.
         """
-        remedy = "Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+        remedy = "Pass RLTaskConfig(num_update_steps=...); num_update_steps is required."
         thing = f"config of {type(self).__name__}"
         checks.instance(thing, config, RLTaskConfig, "an RLTaskConfig", remedy=remedy)
         self.config = config
@@ -507,7 +507,7 @@ def _takes_state(task: RLTask, name: str, now: str, before: str) -> bool:
         f"{name} of {type(task).__name__}",
         expected=f"a method {name}({now})",
         got=f"{name}{signature}",
-        remedy="Give it these arguments.",
+        remedy="Change its signature to these arguments.",
     )
 
 
@@ -537,6 +537,6 @@ def _undefined(task: RLTask, name: str) -> UserError:
     return UserError(
         f"{name} of {type(task).__name__}",
         expected=f"a method that returns {TRAINED_BY[name]}",
-        got="none, for the task does not define it",
-        remedy=f"Define {name}, see tfrl.tasks.RLTask.{name}.",
+        got="a task without this method",
+        remedy=f"Define {name}; see tfrl.tasks.RLTask.{name}.",
     )

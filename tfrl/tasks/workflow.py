@@ -67,7 +67,7 @@ class TaskWorkflow(Workflow):
                 "task of TaskWorkflow",
                 expected="an RLTask",
                 got=f"{task!r} of type {type(task).__name__}",
-                remedy="Derive it from tfrl.tasks.RLTask and give an object of the class.",
+                remedy="Derive a class from tfrl.tasks.RLTask and pass an instance.",
             )
         checks.at_least("eval_episodes", eval_episodes, 1)
         self.task = task
@@ -95,9 +95,9 @@ class TaskWorkflow(Workflow):
         if program is None or program.iterations != iterations:
             newest = "" if program is None else f", of iteration {program.iterations}"
             raise UserError(
-                "the state given to the workflow",
-                expected=f"the newest of its run{newest}",
-                got=f"that of iteration {iterations}, which a later step has consumed",
+                "the workflow's state",
+                expected=f"the newest state of its run{newest}",
+                got=f"the state of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
         return program  # type: ignore[no-any-return]
@@ -233,7 +233,7 @@ class TaskWorkflow(Workflow):
         config = self.task.config
         return (
             f"{type(self.task).__name__}, {config.num_pool_workers} environments x "
-            f"{config.num_collect_steps} steps in all, {config.num_update_steps} updates on "
+            f"{config.num_collect_steps} steps in total, {config.num_update_steps} updates on "
             f"{config.batch_size} clips of {config.num_samples}"
         )
 
@@ -251,9 +251,9 @@ class TaskWorkflow(Workflow):
         if strategy.num_replicas_in_sync > 1:
             raise UserError(
                 "--strategy",
-                expected="one replica, for a TaskWorkflow",
+                expected="one replica for a TaskWorkflow",
                 got=f"{strategy.num_replicas_in_sync} of {type(strategy).__name__}",
-                remedy="Give --strategy=one_device, or train with OnPolicyWorkflow.",
+                remedy="Pass --strategy=one_device, or train with OnPolicyWorkflow.",
             )
 
     def video_env(self) -> Any:

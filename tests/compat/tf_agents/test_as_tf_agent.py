@@ -359,7 +359,7 @@ class WrongTest(parameterized.TestCase):
         env = environment("tf:CartPole-v1")
         random = agents.RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
         for wrong, got in ((random, "got RandomAgent"), (agents.SAC, "got the class SAC")):
-            with self.assertRaisesRegex(UserError, f"an agent that learns.*{got}"):
+            with self.assertRaisesRegex(UserError, f"a learning agent.*{got}"):
                 compat.as_tf_agent(wrong)
 
     def test_open_sizes(self):

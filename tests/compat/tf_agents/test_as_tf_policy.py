@@ -227,7 +227,9 @@ class DistributionTest(parameterized.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "TD3.*noise is clipped"):
             compat.as_tf_policy(agent, state, explore=True).distribution(step)
         odd = agents.RandomAgent(obs_spec=VECTOR, action_spec=BOX)
-        with self.assertRaisesRegex(NotImplementedError, "RandomAgent draws its actions from is"):
+        with self.assertRaisesRegex(
+            NotImplementedError, "RandomAgent has no known action distribution"
+        ):
             compat.as_tf_policy(odd, AgentState(params={}), explore=True).distribution(step)
 
     @parameterized.parameters("ppo", "ppo_multi", "ppo_grid", "ppo_bits", "sac", "dqn_nested")

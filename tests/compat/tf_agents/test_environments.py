@@ -394,30 +394,30 @@ class ErrorTest(parameterized.TestCase):
         (
             lambda: compat.as_py_environment(make("tf:CartPole-v1", 2), batched=False),
             "as_py_environment: batched: expected True for several environments, got False for 2. "
-            "Leave it out, or make the environment with num_envs=1.",
+            "Leave it out, or create the environment with num_envs=1.",
         ),
         (
             lambda: compat.as_tf_environment(make("tf:CartPole-v1"), discount=0.0),
-            "discount: expected a number above 0 and at most 1: 0 stands for a termination, got "
-            "0.0. Leave it out; agents have a gamma of their own.",
+            "discount: expected a number above 0 and at most 1, since 0 marks a termination, got "
+            "0.0. Leave it out, and set the agent's gamma.",
         ),
         (
             lambda: compat.as_py_environment(3),
-            "environment for TF-Agents: expected what tfrl.make_env returns, with one agent, got "
-            "3. Register a task of yours and make it by make_env; TF-Agents has one agent an "
-            "environment.",
+            "environment for TF-Agents: expected a single-agent environment from tfrl.make_env, "
+            "got 3. Register your task and create it with make_env; TF-Agents supports one agent "
+            "per environment.",
         ),
         (
             lambda: compat.as_py_environment(make("tf:CartPole-v1").unwrapped),
-            "environment for TF-Agents: expected what tfrl.make_env returns, with one agent, got a "
-            "CartPole. Register a task of yours and make it by make_env; TF-Agents has one agent "
-            "an environment.",
+            "environment for TF-Agents: expected a single-agent environment from tfrl.make_env, "
+            "got a CartPole. Register your task and create it with make_env; TF-Agents supports "
+            "one agent per environment.",
         ),
         (
             lambda: compat.as_tf_environment(make("tf:Relay-v0")),
-            "environment for TF-Agents: expected what tfrl.make_env returns, with one agent, got "
-            "a Episode. Register a task of yours and make it by make_env; TF-Agents has one agent "
-            "an environment.",
+            "environment for TF-Agents: expected a single-agent environment from tfrl.make_env, "
+            "got a Episode. Register your task and create it with make_env; TF-Agents supports "
+            "one agent per environment.",
         ),
     )
     def test_message(self, call, expected):

@@ -321,7 +321,7 @@ class ColumnsTest(parameterized.TestCase):
 
         given = {"obs_spec": VECTOR, "action_spec": CHOICE}
         own = from_tf_agent(make, **given).discount
-        with self.assertRaisesRegex(UserError, f"gamma of DqnAgent: expected {own:g}, with which"):
+        with self.assertRaisesRegex(UserError, f"gamma of DqnAgent: expected {own:g}, the agent"):
             from_tf_agent(make, gamma=0.5, **given)
         with self.assertRaisesRegex(UserError, "gamma of DqnAgent: .*got a"):
             from_tf_agent(make, gamma="a", **given)

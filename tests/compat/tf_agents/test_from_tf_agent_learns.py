@@ -263,7 +263,7 @@ class TargetTest(parameterized.TestCase):
         loss = module.train(variables, weighted, KEY)["loss"]
         huber = 0.5 * wanted[0] ** 2 if wanted[0] < 1 else wanted[0] - 0.5
         np.testing.assert_allclose(loss, huber / 6, rtol=1e-4)
-        with self.assertRaisesRegex(UserError, "prioritised replay"):
+        with self.assertRaisesRegex(UserError, "prioritized replay"):
             made("sac").td_errors(state, batch, KEY)
 
 

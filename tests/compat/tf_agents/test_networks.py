@@ -190,7 +190,7 @@ class PlainTest(parameterized.TestCase, tf.test.TestCase):
         x = {"image": tf.ones([5, 3, 3, 1], tf.uint8), "state": tf.ones([5, 2], tf.float64)}
         params = ours.init(KEY)
         assert ours.apply(params, x).shape == [5, 3]
-        with pytest.raises(UserError, match="expected uint8, as in the spec"):
+        with pytest.raises(UserError, match="expected uint8, as in its spec"):
             ours.apply(params, {**x, "image": tf.ones([5, 3, 3, 1])})
 
     def test_a_critic_as_a_torso_of_two_inputs(self):
@@ -331,7 +331,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
         params = ours.init(KEY)
         with pytest.raises(UserError, match="expected a carry, got None"):
             ours.step(params, tf.zeros([1, 4]))
-        with pytest.raises(UserError, match="one without a carry"):
+        with pytest.raises(UserError, match="a call without a carry"):
             ours.apply(params, tf.zeros([1, 4]))
 
     def test_a_network_that_does_not_reset(self):
@@ -341,7 +341,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
             rnn_construction_fn=keras.layers.LSTM,
             rnn_construction_kwargs={"units": 4, "return_sequences": True, "return_state": True},
         )
-        with pytest.raises(UserError, match="whose state goes on"):
+        with pytest.raises(UserError, match="whose state continues"):
             from_tf_agents_network(make, OBS, CHOICE)
 
 
@@ -352,22 +352,34 @@ class RefusalTest(parameterized.TestCase):
         (
             partial(categorical_q_network.CategoricalQNetwork, num_atoms=5),
             CHOICE,
-            "or one value for each action",
+            "or one value for each of",
         ),
-        (lambda o, a: Value(o), CHOICE, "or one value for each action"),
-        (partial(Actor, output_tensor_spec=tensor_spec(BOX, "a")), None, "for each observation"),
+        (lambda o, a: Value(o), CHOICE, "or one value for each of"),
+        (
+            partial(Actor, output_tensor_spec=tensor_spec(BOX, "a")),
+            None,
+            "one vector per observation",
+        ),
     )
     def test_outputs(self, make, action_spec, message):
         with pytest.raises(UserError, match=message):
             from_tf_agents_network(make, OBS, action_spec)
 
     @parameterized.parameters(
-        (Q, None, "action_spec: expected the spec of one action, which QNetwork takes, got None"),
-        (value_network.ValueNetwork, CHOICE, "None: ValueNetwork takes observations alone"),
+        (
+            Q,
+            None,
+            "action_spec: expected the spec of one action, which QNetwork takes, got None",
+        ),
+        (value_network.ValueNetwork, CHOICE, "None, since ValueNetwork takes only observations"),
         (actor_network.ActorNetwork, None, "action_spec: expected the spec of one action"),
-        (3, None, "expected a function that makes the network.*got an object of int"),
-        (lambda a, b, c: None, CHOICE, "expected a function of obs_spec, and of action_spec"),
-        (lambda o: critic_network.CriticNetwork(o), None, "raises TypeError.*A critic has"),
+        (3, None, "expected a function that creates the network.*got an instance of int"),
+        (
+            lambda a, b, c: None,
+            CHOICE,
+            "expected a function of obs_spec and, if passed, action_spec",
+        ),
+        (lambda o: critic_network.CriticNetwork(o), None, "raises TypeError.*for a critic pass"),
     )
     def test_calls(self, make, action_spec, message):
         with pytest.raises(UserError, match=message):
@@ -386,7 +398,7 @@ class RefusalTest(parameterized.TestCase):
 
     def test_a_network_itself(self):
         made = q_network.QNetwork(tensor_spec(OBS), tensor_spec(CHOICE))
-        with pytest.raises(UserError, match="such as functools.partial.*an object of QNetwork"):
+        with pytest.raises(UserError, match="such as functools.partial.*an instance of QNetwork"):
             from_tf_agents_network(made, OBS, CHOICE)
         remedy = r"from_tf_agents_network\(make_network, env.obs_spec"
         specs_of = {"obs_spec": OBS, "action_spec": CHOICE}
@@ -417,7 +429,7 @@ class RefusalTest(parameterized.TestCase):
 
     def test_spec_of_another_environment(self):
         ours = from_tf_agents_network(Q, OBS, CHOICE)
-        with pytest.raises(UserError, match="Make the network with the spec of the same"):
+        with pytest.raises(UserError, match="Create the network with the spec of the same"):
             ours.init(KEY, tf.TensorSpec([5]))
 
     def test_another_distribution(self):

@@ -140,7 +140,7 @@ class ReadByTFAgentsTest(Served):
         server.stop()
         writer.add(oracle.trajectory([stream()], 0, 20))
         with pytest.raises(
-            UserError, match="'windows', writing: expected the server to accept items within"
+            UserError, match="'windows', writing: expected all items inserted within"
         ):
             writer.close()
 
@@ -275,7 +275,7 @@ class WrittenByTFAgentsTest(Served):
             check_steps(steps, wanted[obs])
         with pytest.raises(tf.errors.InvalidArgumentError, match="more frames than length=7"):
             self.read(address, 7, len(wanted), whole_episodes=True)
-        with pytest.raises(UserError, match="discount: expected None for whole episodes"):
+        with pytest.raises(UserError, match="discount: expected None for full episodes"):
             self.read(address, 8, 1, whole_episodes=True, discount=GAMMA)
 
 

@@ -150,7 +150,7 @@ def test_its_greedy_policy_is_exported():
     ("numbers", "factory", "env", "message"),
     [
         ({"num_samples": 2}, factories.make_dqn, "CartPole-v1", "num_samples of Task: expected 1"),
-        ({}, factories.make_ddpg, "Pendulum-v1", "get_agent of Task.*carries nothing"),
+        ({}, factories.make_ddpg, "Pendulum-v1", "get_agent of Task.*without policy state"),
         ({}, factories.make_reinforce, "CartPole-v1", "on_policy of Task: expected True"),
         ({}, lambda *specs, **_: from_tf_agent(object), "CartPole-v1", "a TFAgentModule, got part"),
     ],
@@ -168,7 +168,9 @@ def test_a_compiled_keras_model_keeps_variables_to_itself():
         def get_model(self):
             return model
 
-    with pytest.raises(UserError, match="get_model of Compiled: .*all that train_model changes"):
+    with pytest.raises(
+        UserError, match="get_model of Compiled: .*all variables that train_model changes"
+    ):
         TaskLearner(Compiled(config()))
 
 

@@ -143,7 +143,7 @@ class TasksTest(parameterized.TestCase):
             self.assertEqual((state.obs.shape, env.action_spec.shape), ((2, 17), [6]))
             self.assertTrue(np.all(state.info["x_velocity"] != 0.0))
             with env.copy(1, render=True) as drawn:
-                with self.assertRaisesRegex(NotImplementedError, "see the suite gymnasium"):
+                with self.assertRaisesRegex(NotImplementedError, "use the suite gymnasium"):
                     drawn.render(drawn.reset(0))
 
     def test_pictures(self):
@@ -174,39 +174,39 @@ class MistakesTest(parameterized.TestCase):
             CARTPOLE,
             dict(thread=2),
             "make_env('envpool:CartPole-v1'): expected arguments of the task (num_threads, "
-            "thread_affinity_offset) or (double_buffer, info_fields), got thread. "
-            "Did you mean num_threads?",
+            "thread_affinity_offset) or of make_env (double_buffer, info_fields), got thread. Did "
+            "you mean num_threads?",
         ),
         (
             CARTPOLE,
             dict(seed=2),
-            "make_env('envpool:CartPole-v1'): expected options of the task; seed is not the "
-            "user's to give, got seed=2. Seeds are given by reset.",
+            "make_env('envpool:CartPole-v1'): expected options of the task without seed, which "
+            "tfrl sets, got seed=2. Pass the seed to reset.",
         ),
         (
             CARTPOLE,
             dict(wrappers=(print,)),
             "outer_wrappers of envpool:CartPole-v1: expected RewardScale, RewardClip or "
-            "RewardNormalize, got 1 others. Use EnvPool's own options.",
+            "RewardNormalize, got unsupported wrappers (1). Use EnvPool's own options.",
         ),
         (
             CARTPOLE,
             dict(autoreset="SAME_STEP_CACHED"),
             "autoreset of envpool:CartPole-v1: expected NEXT_STEP, SAME_STEP or DISABLED, got "
-            "SAME_STEP_CACHED, which restores a stored start state. Choose another mode: the "
-            "state of a host environment cannot be restored.",
+            "SAME_STEP_CACHED, which restores a stored start state. Choose a different mode: a "
+            "host environment cannot restore its state.",
         ),
         (
             CARTPOLE,
             dict(info_fields=("players",)),
-            "info_fields of envpool:CartPole-v1: expected names of numbers in info (elapsed_step, "
-            "env_id), got 'players'.",
+            "info_fields of envpool:CartPole-v1: expected names of numeric info items "
+            "(elapsed_step, env_id), got 'players'.",
         ),
         (
             CARTPOLE,
             {},
-            "action for envpool:CartPole-v1: expected whole numbers from 0 to 1, got 7 at [0]. Act "
-            "within env.action_spec.",
+            "action for envpool:CartPole-v1: expected whole numbers from 0 to 1, got 7 at [0]. "
+            "Pass actions that match env.action_spec.",
         ),
     )
     def test_messages(self, env_id, options, want):

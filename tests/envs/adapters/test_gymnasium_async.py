@@ -95,7 +95,7 @@ class FailuresTest(absltest.TestCase):
         self.assertIsInstance(caught.exception.__cause__, fakes.Odd)
         self.assertIn(
             f"step() of {BROKEN}, environment 1, step 2: expected no exception, got Odd: boom 3. "
-            "Repeat it: gymnasium.make('tfrl_fakes/Broken-v0') with the same arguments and "
+            "Reproduce it: gymnasium.make('tfrl_fakes/Broken-v0') with the same arguments and "
             f"wrappers, reset(seed={seeds[1]}), then the same actions; this was step 2 of episode "
             "1 from that seed, its action 0.",
             str(caught.exception),
@@ -111,9 +111,9 @@ class FailuresTest(absltest.TestCase):
     def test_all_die(self):
         self.assertEqual(
             self.fails("die"),
-            f"{BROKEN}: expected processes that live as long as the environments, got the end of "
-            "worker 0 (exit code 9), 1 (exit code 9) during step. A negative exit code is the "
-            "number of the signal that killed it.",
+            f"{BROKEN}: expected worker processes that run until close(), got the end of worker 0 "
+            "(exit code 9), 1 (exit code 9) during step. A negative exit code is the number of "
+            "the signal that killed it.",
         )
 
     def test_all_hang(self):
@@ -122,8 +122,8 @@ class FailuresTest(absltest.TestCase):
             text = self.fails("hang", timeout=1.0)
         self.assertEqual(
             text,
-            f"{BROKEN}: expected an answer to step within 1 s, got none from worker 0, 1. Its "
-            "environment hangs, or needs more time: give timeout=(seconds).",
+            f"{BROKEN}: expected an answer to step within 1 s, got no answer from worker 0, 1. "
+            "Fix the hanging environment, or pass a larger timeout (in seconds).",
         )
         self.assertLess(time.monotonic() - started, 30.0)
 

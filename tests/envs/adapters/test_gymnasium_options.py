@@ -56,13 +56,12 @@ class IdsTest(parameterized.TestCase):
         (
             "gymnasium:zzzzzzzz",
             "environment gymnasium:zzzzzzzz: expected a task of Gymnasium's registry, got "
-            "'zzzzzzzz'. Give module:Name-v0 if a module of yours registers it when imported.",
+            "'zzzzzzzz'. Use module:Name-v0 if importing your module registers the task.",
         ),
         (
             "gymnasium:no_such:CartPole-v1",
-            "environment gymnasium:no_such:CartPole-v1: expected a module that is installed, "
-            "got no module named no_such. Install it, or put its folder on "
-            "PYTHONPATH.",
+            "environment gymnasium:no_such:CartPole-v1: expected an installed module, got no "
+            "module named no_such. Install it, or add its folder to PYTHONPATH.",
         ),
     )
     def test_unknown(self, env_id, want):
@@ -85,14 +84,14 @@ class ArgumentsTest(parameterized.TestCase):
         (
             dict(end=1),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or (double_buffer, info_fields, max_wait_time, render_mode, timeout, vectorization), "
-            "got end. Did you mean ends?",
+            "or of make_env (double_buffer, info_fields, max_wait_time, render_mode, timeout, "
+            "vectorization), got end. Did you mean ends?",
         ),
         (
             dict(vectorisation="sync"),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or (double_buffer, info_fields, max_wait_time, render_mode, timeout, vectorization), "
-            "got vectorisation. Did you mean vectorization?",
+            "or of make_env (double_buffer, info_fields, max_wait_time, render_mode, timeout, "
+            "vectorization), got vectorisation. Did you mean vectorization?",
         ),
         (
             dict(vectorization="asynch"),
@@ -106,14 +105,14 @@ class ArgumentsTest(parameterized.TestCase):
         ),
         (
             dict(timeout=0),
-            "timeout of gymnasium:tfrl_fakes/Scripted-v0: expected a number above 0, got 0. Give "
-            "the longest time in seconds that a reset or a step may take.",
+            "timeout of gymnasium:tfrl_fakes/Scripted-v0: expected a number above 0, got 0. Pass "
+            "the maximum time of a reset or step in seconds.",
         ),
         (
             dict(autoreset="SAME_STEP_CACHED"),
             "autoreset of gymnasium:tfrl_fakes/Scripted-v0: expected NEXT_STEP, SAME_STEP or "
-            "DISABLED, got SAME_STEP_CACHED, which restores a stored start state. Choose another "
-            "mode: the state of a host environment cannot be restored.",
+            "DISABLED, got SAME_STEP_CACHED, which restores a stored start state. Choose a "
+            "different mode: a host environment cannot restore its state.",
         ),
     )
     def test_mistakes(self, options, want):
@@ -125,7 +124,7 @@ class ArgumentsTest(parameterized.TestCase):
         self.assertEqual(
             message("gymnasium:tfrl_fakes/Any-v0", size=3),
             "make_env('gymnasium:tfrl_fakes/Any-v0'): expected arguments of the task, got size. "
-            "Leave it out, or see the task's page for its arguments.",
+            "Leave it out, or check the task's documentation for its arguments.",
         )
 
     def test_an_info_field_that_is_no_number(self):
@@ -145,9 +144,9 @@ class ArgumentsTest(parameterized.TestCase):
         self.addCleanup(gymnasium.registry.pop, "tfrl_fakes/Missing-v0")
         self.assertEqual(
             message("gymnasium:tfrl_fakes/Missing-v0"),
-            "gymnasium:tfrl_fakes/Missing-v0: expected the packages that the task needs, got "
-            "Box2D is not installed. Install them with -c constraints.txt, so that TensorFlow's "
-            "pins hold.",
+            "gymnasium:tfrl_fakes/Missing-v0: expected the packages that the task requires, got "
+            "Box2D is not installed. Install them with -c constraints.txt to keep TensorFlow's "
+            "pins.",
         )
 
     @parameterized.parameters(
@@ -192,27 +191,27 @@ class WrappersTest(parameterized.TestCase):
         (
             dict(wrappers=(ActionRepeat,)),
             "wrappers of gymnasium:tfrl_fakes/Scripted-v0: expected functions gymnasium.Env -> "
-            "gymnasium.Env, got ActionRepeat, a wrapper of device environments. Take the one of "
-            "gymnasium.wrappers that does the same; RewardScale, RewardClip and RewardNormalize "
-            "may be outer_wrappers.",
+            "gymnasium.Env, got ActionRepeat, a wrapper of device environments. Use the "
+            "equivalent wrapper of gymnasium.wrappers, or pass RewardScale, RewardClip or "
+            "RewardNormalize as outer_wrappers.",
         ),
         (
             dict(wrappers=(lambda env: None,)),
             "wrappers of gymnasium:tfrl_fakes/Scripted-v0: expected functions gymnasium.Env -> "
-            "gymnasium.Env, got one that returns a NoneType.",
+            "gymnasium.Env, got a function that returns a NoneType.",
         ),
         (
             dict(outer_wrappers=(lambda env: 3,)),
             "outer_wrappers of gymnasium:tfrl_fakes/Scripted-v0: expected functions "
-            "gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv, got one that returns a int. "
-            "Give wrappers of gymnasium.wrappers.vector here, and those of single environments as "
-            "wrappers.",
+            "gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv, got a function that "
+            "returns a int. Pass wrappers of gymnasium.wrappers.vector here, and "
+            "single-environment wrappers as wrappers.",
         ),
         (
             dict(outer_wrappers=(gymnasium.wrappers.vector.NormalizeObservation,)),
-            "outer_wrappers of gymnasium:tfrl_fakes/Scripted-v0: expected wrappers that know "
-            "SAME_STEP, got 'NormalizeObservation', which refuses it. Give autoreset='NEXT_STEP', "
-            "or put a wrapper of single environments into wrappers.",
+            "outer_wrappers of gymnasium:tfrl_fakes/Scripted-v0: expected wrappers that support "
+            "SAME_STEP, got 'NormalizeObservation', which rejects it. Pass autoreset='NEXT_STEP', "
+            "or use a single-environment wrapper in wrappers.",
         ),
     )
     def test_mistakes(self, options, want):
@@ -266,33 +265,33 @@ class LimitTest(parameterized.TestCase):
 
 class VectorizationTest(parameterized.TestCase):
     @parameterized.parameters(
-        (SCRIPTED, {}, "the task has no vector environment of its own"),
+        (SCRIPTED, {}, "the task has no native vector environment"),
         (
             "gymnasium:CartPole-v1",
             {},
-            "its own vector environment resets by NEXT_STEP, not by SAME_STEP (give "
-            "autoreset='NEXT_STEP' for it)",
+            "its native vector environment resets by NEXT_STEP, not by SAME_STEP (pass "
+            "autoreset='NEXT_STEP' to use it)",
         ),
         (
             "gymnasium:tfrl_fakes/NativeDisabled-v0",
             dict(autoreset="NEXT_STEP"),
-            "its own vector environment resets by DISABLED, not by NEXT_STEP (give "
-            "autoreset='DISABLED' for it)",
+            "its native vector environment resets by DISABLED, not by NEXT_STEP (pass "
+            "autoreset='DISABLED' to use it)",
         ),
         (
             "gymnasium:tfrl_fakes/NativeNone-v0",
             {},
-            "its own vector environment does not tell its autoreset mode",
+            "its native vector environment does not declare its autoreset mode",
         ),
         (
             "gymnasium:CartPole-v1",
             dict(autoreset="NEXT_STEP", wrappers=(lambda env: env,)),
-            "wrappers go around single environments",
+            "wrappers apply to single environments",
         ),
         (
             "gymnasium:tfrl_fakes/NativeSameStep-v0",
             dict(max_episode_steps=5),
-            "its own vector environment has no argument max_episode_steps",
+            "its native vector environment has no argument max_episode_steps",
         ),
     )
     def test_why_not_native(self, env_id, options, reason):
@@ -301,20 +300,17 @@ class VectorizationTest(parameterized.TestCase):
                 self.assertIsInstance(env.backend._vector, SyncVectorEnv)
         self.assertEqual(
             [r.getMessage() for r in logged.records],
-            [
-                f"{env_id}: 2 environments are stepped one after another "
-                f"(vectorization='sync'): {reason}."
-            ],
+            [f"{env_id}: stepping 2 environments sequentially (vectorization='sync'): {reason}."],
         )
         self.assertEqual(
             message(env_id, vectorization="native", **options),
-            f"vectorization of {env_id}: expected a task whose own vector environment can do what "
-            f"is asked, got 'native', but {reason}. Give vectorization='sync', or 'auto' to take "
-            "the native one where it can.",
+            f"vectorization of {env_id}: expected a task whose native vector environment supports "
+            f"these options, got 'native', but {reason}. Pass vectorization='sync', or 'auto' to "
+            "fall back to it.",
         )
 
     def test_known_wrong(self):
-        self.assertIn("holds the others still", message(
+        self.assertIn("pauses all environments", message(
             "gymnasium:phys2d/CartPole-v1", vectorization="native", autoreset="NEXT_STEP"
         ))  # fmt: skip
 

@@ -45,8 +45,8 @@ def test_a_dtype_that_would_wrap_is_an_error_in_every_vectorization(vectorizatio
         make(first=np.array([300, 1, 2]), later=GOOD)
     said = str(error.value).replace("environment 1, step", "environment 0, step")
     assert (
-        "observation of gymnasium:Returning-v0, environment 0, step 0: expected uint8 [3], as the "
-        "observation space says, got int64 [3]. Cast or reshape it in the environment" in said
+        "observation of gymnasium:Returning-v0, environment 0, step 0: expected uint8 [3], as in "
+        "the observation space, got int64 [3]. Cast or reshape it in the environment" in said
     )
 
 
@@ -79,17 +79,16 @@ def test_what_can_be_cast_within_its_kind_passes():
 @pytest.mark.parametrize(
     ("space", "obs", "said"),
     [
-        (Dict({"a": UINT8}), {}, "o: expected a dict with the keys ['a'], as the observation space "
-         "says, got []."),
+        (Dict({"a": UINT8}), {}, "o: expected a dict with the keys ['a'], as in the observation "
+         "space, got []."),
         (Dict({"a": UINT8}), GOOD, "got ndarray."),
-        (Dict({"a": UINT8}), {"a": GOOD[:2]}, "o/a: expected uint8 [3], as the observation space "
-         "says, got uint8 [2]."),
-        (Tuple((UINT8,)), (), "o: expected a tuple of 1, as the observation space says, "
-         "got 0 items"),
-        (Tuple((UINT8,)), (None,), "o/0: expected uint8 [3], as the observation space says, got "
+        (Dict({"a": UINT8}), {"a": GOOD[:2]}, "o/a: expected uint8 [3], as in the observation "
+         "space, got uint8 [2]."),
+        (Tuple((UINT8,)), (), "o: expected a tuple of 1, as in the observation space, got 0 items"),
+        (Tuple((UINT8,)), (None,), "o/0: expected uint8 [3], as in the observation space, got "
          "object []."),
         (UINT8, [[1], [1, 2]], "got object []."),
-        (Discrete(3), 1.0, "o: expected int64 [], as the observation space says, got float64 []."),
+        (Discrete(3), 1.0, "o: expected int64 [], as in the observation space, got float64 []."),
     ],
 )  # fmt: skip
 def test_nests(space, obs, said):
@@ -118,8 +117,8 @@ def test_layout():
         ((GOOD, 0.0, "yes", False, {}), "terminated of gymnasium:Returning-v0, environment 0, "
          "step 1: expected True or False, got 'yes' of type str. Return bool(terminated); step "),
         ((GOOD, 0.0, False, None, {}), "truncated of gymnasium:Returning-v0, environment 0, "),
-        ((GOOD, np.nan, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, "
-         "step 1: expected finite numbers, got nan, and such in 1 more environments. Find the "),
+        ((GOOD, np.nan, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, step "
+         "1: expected finite numbers, got nan, and in 1 more environments. Find the "),
         ((GOOD, 1e300, False, False, {}), "expected finite numbers, got inf, and such in 1 more"),
     ],
 )  # fmt: skip
@@ -178,8 +177,8 @@ gymnasium.register("ReturningVector-v0", vector_entry_point=Vector, max_episode_
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"reward": None}, "rewards of gymnasium:ReturningVector-v0: expected numbers [2], one for "
-         "every environment, got object [2], None of environment 1."),
+        ({"reward": None}, "rewards of gymnasium:ReturningVector-v0: expected numbers [2], one "
+         "per environment, got object [2], None of environment 1."),
         ({"termination": "yes"}, "terminations of gymnasium:ReturningVector-v0: expected bools"),
         ({"reward": np.nan}, "reward of gymnasium:ReturningVector-v0, environment 1, step 1: "
          "expected finite numbers, got nan. Find the division"),

@@ -148,13 +148,13 @@ class AtariTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             dict(frameskip=4),
-            "make_env('gymnasium:ALE/Breakout-v5'): expected frames that the preprocessing skips, "
-            "scales and stacks itself, got frameskip=4. Give frame_skip=.",
+            "make_env('gymnasium:ALE/Breakout-v5'): expected raw frames, which the preprocessing "
+            "skips, scales and stacks, got frameskip=4. Pass frame_skip=.",
         ),
         (
             dict(obs_type="ram"),
-            "make_env('gymnasium:ALE/Breakout-v5'): expected frames that the preprocessing skips, "
-            "scales and stacks itself, got obs_type='ram'. Give atari=False with it.",
+            "make_env('gymnasium:ALE/Breakout-v5'): expected raw frames, which the preprocessing "
+            "skips, scales and stacks, got obs_type='ram'. Pass atari=False with it.",
         ),
         (
             dict(frame_skip=0),
@@ -163,8 +163,8 @@ class AtariTest(parameterized.TestCase):
         (
             dict(episodic_life=True, terminal_on_life_loss=True),
             "episodic_life and terminal_on_life_loss: expected at most one of them, got both. "
-            "Leave terminal_on_life_loss out: with episodic_life the game goes on after a lost "
-            "life, so that later lives are played too.",
+            "Leave terminal_on_life_loss out: with episodic_life the game continues after a lost "
+            "life.",
         ),
     )
     def test_mistakes(self, options, want):
@@ -173,9 +173,13 @@ class AtariTest(parameterized.TestCase):
         self.assertEqual(str(caught.exception), want)
 
     def test_native_games_treat_lives_otherwise(self):
-        with self.assertRaisesRegex(UserError, "ALE's own games treat a lost life otherwise"):
+        with self.assertRaisesRegex(
+            UserError, "vector environment handles a lost life differently"
+        ):
             tfrl.make_env(BREAKOUT, episodic_life=True, vectorization="native")
-        with self.assertRaisesRegex(UserError, "give no info of the step that ends an episode"):
+        with self.assertRaisesRegex(
+            UserError, "vector environment returns no info for the last step"
+        ):
             tfrl.make_env(BREAKOUT, info_fields=("lives",), vectorization="native")
 
     def test_misspelt_option(self):

@@ -112,16 +112,16 @@ class SpacesTest(parameterized.TestCase):
         (
             spaces.Text(5),
             "observation space . of gymnasium:tfrl_fakes/Spacious-v0: expected Box, Discrete, "
-            "MultiDiscrete, MultiBinary, Dict or Tuple, got Text (Text(1, 5, charset="
-            "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz)). Encode it as a Box "
-            "or MultiDiscrete of fixed length, by a wrapper such as "
+            "MultiDiscrete, MultiBinary, Dict or Tuple, got Text (Text(1, 5, "
+            "charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz)). Encode it "
+            "as a Box or MultiDiscrete of fixed length, with a wrapper such as "
             "gymnasium.wrappers.TransformObservation: wrappers=(function,).",
         ),
         (
             spaces.Dict({"a": BOX, "b": spaces.Tuple((BOX, spaces.Sequence(BOX)))}),
             "observation space b/1 of gymnasium:tfrl_fakes/Spacious-v0: expected Box, Discrete, "
             "MultiDiscrete, MultiBinary, Dict or Tuple, got Sequence (Sequence(Box(-1.0, 1.0, "
-            "(2,), float32), stack=False)). Pad it to a fixed length, as a Box, by a wrapper such "
+            "(2,), float32), stack=False)). Pad it to a Box of fixed length, with a wrapper such "
             "as gymnasium.wrappers.TransformObservation: wrappers=(function,).",
         ),
     )
@@ -131,8 +131,8 @@ class SpacesTest(parameterized.TestCase):
         self.assertEqual(str(caught.exception), message)
 
     @parameterized.parameters(
-        (spaces.Graph(BOX, None), "space . of", "Give its nodes and edges as Box items of a Dict"),
-        (spaces.OneOf((BOX, BOX)), "space . of", "Give a Dict of all of its spaces"),
+        (spaces.Graph(BOX, None), "space . of", "Represent its nodes and edges as Box items"),
+        (spaces.OneOf((BOX, BOX)), "space . of", "Use a Dict of all of its spaces"),
         (spaces.Tuple((BOX, spaces.Text(3))), "space 1 of", "gymnasium.wrappers.TransformAction"),
     )
     def test_refused_actions(self, space, *parts):
@@ -160,8 +160,8 @@ class ShapeTest(absltest.TestCase):
                 env.step(env.reset(0), np.zeros(3, np.int64))
         self.assertEqual(
             str(caught.exception),
-            "observation of gymnasium:tfrl_fakes/Spacious-v0: expected shape [3, 2], as the space "
-            "says, got [3, 4].",
+            "observation of gymnasium:tfrl_fakes/Spacious-v0: expected shape [3, 2], as in the "
+            "space, got [3, 4].",
         )
 
     def test_a_dtype_that_would_lose_something(self):
@@ -174,7 +174,7 @@ class ShapeTest(absltest.TestCase):
             host(SPACES["uint8"], spaces.Discrete(2), outer_wrappers=(Floats,))
         self.assertEqual(
             str(caught.exception),
-            "observation of gymnasium:tfrl_fakes/Spacious-v0: expected uint8, as the space says, "
+            "observation of gymnasium:tfrl_fakes/Spacious-v0: expected uint8, as in the space, "
             "got float64.",
         )
 
@@ -255,16 +255,18 @@ class MaskTest(parameterized.TestCase):
         )
         self.assertEqual(
             message(action=BOX),
-            "info['action_mask'] of gymnasium:tfrl_fakes/Spacious-v0: expected a mask of Discrete, "
-            "MultiDiscrete or MultiBinary actions, got one of BoundedTensorSpec(shape=(2,), "
-            "dtype=tf.float32, name=None, minimum=array([-1., -1.], dtype=float32), "
-            "maximum=array([1., 1.], dtype=float32)). Leave the mask out of info, for example by a "
-            "wrapper.",
+            "info['action_mask'] of gymnasium:tfrl_fakes/Spacious-v0: expected a mask of "
+            "Discrete, MultiDiscrete or MultiBinary actions, got a mask of "
+            "BoundedTensorSpec(shape=(2,), dtype=tf.float32, name=None, minimum=array([-1., -1.], "
+            "dtype=float32), maximum=array([1., 1.], dtype=float32)). Remove the mask from info, "
+            "for example with a wrapper.",
         )
 
     def test_two_masks(self):
         seen = spaces.Dict({"action_mask": BOX})
-        with self.assertRaisesRegex(UserError, "no item 'action_mask' beside the one of info"):
+        with self.assertRaisesRegex(
+            UserError, "no item 'action_mask' in addition to the one in info"
+        ):
             host(seen, spaces.Discrete(2), masked=True)
 
     def test_taxi(self):

@@ -195,7 +195,7 @@ def test_a_bad_probability_is_an_error(prob):
         tfrl.make_env("tf:Breakout-MinAtar", sticky_action_prob=prob)
     assert str(error.value) == (
         "Breakout.sticky_action_prob: expected a number of at least 0 and at most 1, got "
-        f"{prob!r}. MinAtar's own is 0.1; 0 takes every action."
+        f"{prob!r}. Pass 0.1 as in MinAtar, or 0 for no sticky actions."
     )
 
 

@@ -75,7 +75,7 @@ def test_the_child_sees_that_something_waits(ends):
     assert child.waiting() and child.receive() == 1 and not child.waiting()
     pool.close()
     assert child.waiting()
-    with pytest.raises(EOFError, match="the pool's end is closed"):
+    with pytest.raises(EOFError, match="the pool closed the connection"):
         child.receive()
     with pytest.raises(ConnectionError):
         child.send(1)

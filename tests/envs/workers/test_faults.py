@@ -60,15 +60,15 @@ def faults_of(pool, count):
 
 SYNC = "Reproduce it in this process with force_sync=True and the same seed."
 ALONE = "Reproduce it with env_factory().reset(seed=...) in this process."
-STEP = "expected step to return obs, reward, terminated, truncated and info"
-RESET = "expected reset to return an observation and an info dict"
+STEP = "expected a step that returns obs, reward, terminated, truncated and info"
+RESET = "expected a reset that returns obs and an info dict"
 SHAPE = (
-    "obs: expected float32 [2], as the observation space says, got {}. Cast or reshape it in the "
+    "obs: expected float32 [2], as in the observation space, got {}. Cast or reshape it in the "
     "environment or a gymnasium.ObservationWrapper, or correct observation_space."
 )
 NAN = (
-    "obs: expected finite numbers, got nan at [1]. Find the division or the diverging simulation; "
-    "np.nan_to_num or a clip in a gymnasium.ObservationWrapper if it is meant."
+    "obs: expected finite numbers, got nan at [1]. Look for a division by zero or a diverging "
+    "simulation; if intended, use np.nan_to_num or np.clip in a gymnasium.ObservationWrapper."
 )
 BROKE = "got ZeroDivisionError: the walk broke. "
 # Fault, where it is said to be, the message, and whether a traceback follows.
@@ -111,7 +111,7 @@ def test_what_an_environment_does_wrong_reaches_the_caller(mode):
         assert pool.restarts == 0
         states = play(pool, lambda s: len(s) == 3)
         assert {state.worker_id for state in states} == {broken}
-        with pytest.raises(UserError, match="got an action for a worker that awaits none"):
+        with pytest.raises(UserError, match="got an action for a worker without a pending state"):
             pool.send_action(0, 0)
 
 
@@ -166,13 +166,13 @@ def test_faults_of_the_factory(mode):
     cases = [
         (
             functools.partial(Faulty, Fault("raises", "factory")),
-            f"{told}the factory to return a gymnasium.Env, got ZeroDivisionError: the walk broke. "
-            "Call the factory once in this process to debug it.",
+            f"{told}a factory that returns a gymnasium.Env, got ZeroDivisionError: the walk "
+            "broke. Call the factory once in this process to debug it.",
         ),
         (
             lambda: gymnasium.vector.SyncVectorEnv([Walk]),
-            f"{told}a gymnasium.Env, got the vector environment SyncVectorEnv. Return one "
-            "environment: the pool has a worker for each.",
+            f"{told}a gymnasium.Env, got the vector environment SyncVectorEnv. Return a single "
+            "environment: the pool runs one per worker.",
         ),
         (
             lambda: "CartPole-v1",
@@ -205,10 +205,9 @@ def test_faults_of_the_import(tmp_path, monkeypatch):
             pool.get_state(PATIENCE)
     paragraph, _, trace = str(error.value).partition("\n\nIn worker 0:\n")
     assert paragraph == (
-        "environment of worker 0: loading env_factory: expected the environment's factory to load "
-        "in a fresh Python process, got ModuleNotFoundError: No module named 'no_such_simulator'. "
-        "Define the factory in a module that can be imported there, or let it refer to nothing but "
-        "what pickles; its modules must be importable from sys.path."
+        "environment of worker 0: loading env_factory: expected a factory that loads in a new "
+        "Python process, got ModuleNotFoundError: No module named 'no_such_simulator'. Define the "
+        "factory in a module on sys.path, or let it refer only to picklable objects."
     )
     assert f'File "{module}", line 1' in trace
 
@@ -220,24 +219,24 @@ def test_an_info_that_cannot_be_pickled(mode):
         with pytest.raises(WorkerError) as error:
             play(pool, lambda s: len(s) == 9)
     assert str(error.value).startswith(
-        "environment of worker 0, episode 0, step 2: sending the state: expected observation and "
-        "info to be picklable, as they leave the worker's process, got "
+        "environment of worker 0, episode 0, step 2: sending the state: expected picklable obs "
+        "and info, since they leave the worker's process, got "
     )
-    assert "Drop what cannot be pickled from info in a gymnasium.Wrapper." in str(error.value)
+    assert "Remove unpicklable items from info in a gymnasium.Wrapper." in str(error.value)
 
 
 DEATHS = [
-    (Fault("killed", at=2), "died of SIGKILL"),
+    (Fault("killed", at=2), "was killed by SIGKILL"),
     (Fault("dies", "reset"), "died with exit code 7"),
 ]
 # Hangs are waited for as long as no loaded machine takes for a step that does not hang.
 MORE_DEATHS = [
-    (Fault("hangs", at=1), "hung in step for over 20 s (step_timeout)"),
+    (Fault("hangs", at=1), "hung in step for more than 20 s (step_timeout)"),
     (Fault("dies", at=1), "died with exit code 7"),
-    (Fault("segfaults", at=1), "died of SIGSEGV"),
-    (Fault("hangs", "reset"), "hung in reset for over 25 s (reset_timeout)"),
-    (Fault("holds_the_lock"), "hung in step for over 20 s (step_timeout)"),
-    (Fault("stops"), "hung in step for over 20 s (step_timeout)"),
+    (Fault("segfaults", at=1), "was killed by SIGSEGV"),
+    (Fault("hangs", "reset"), "hung in reset for more than 25 s (reset_timeout)"),
+    (Fault("holds_the_lock"), "hung in step for more than 20 s (step_timeout)"),
+    (Fault("stops"), "hung in step for more than 20 s (step_timeout)"),
 ]
 
 
@@ -297,7 +296,7 @@ def test_a_worker_that_is_killed_between_steps(caplog):
         processes.kill(pool.pids)
         arrived(pool, 0)
         assert pool.get_state(0.0).lost
-        with pytest.raises(UserError, match="awaits none"):
+        with pytest.raises(UserError, match="without a pending state"):
             pool.send_action(0, 0)
         assert pool.get_state(PATIENCE).episode == 2
         # Killed, and reset before anybody noticed: nothing of the lost episode arrives.
@@ -337,9 +336,8 @@ def test_too_many_deaths_are_an_error():
         )
         assert text.count("died with exit code 7") == 3
         assert text.endswith(
-            "A signal or an exit code points at the environment's native code or at a lack of "
-            "memory, a hang at a too short timeout. Run the environment alone, or raise "
-            "max_restarts."
+            "Run the environment alone, raise the timeout, or raise max_restarts; a signal or an "
+            "exit code indicates a fault in native code or a lack of memory."
         )
         assert pool.restarts == 2 and pool.pids == []
         quiet(pool)
@@ -357,8 +355,8 @@ def test_a_worker_that_cannot_start_is_given_up():
         with pytest.raises(UserError) as error:
             pool.observation_space  # noqa: B018
         assert str(error.value) == (
-            "environment of worker 0: expected to be made, got a worker that stands still after an "
-            "error. Call reset(), which makes a new environment."
+            "environment of worker 0: expected a running environment, got a worker that stopped "
+            "after an error. Call reset(), which creates a new environment."
         )
     with make_pool(
         functools.partial(Faulty, Fault("hangs", "factory")),
@@ -489,7 +487,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, caplog):
         states = play(pool, lambda s: ended(s, 0) == 2)
         assert pool.restarts == 2 and len(tries) == 3
     assert [(s.episode, s.step) for s in states[:3]] == [(0, 0), (0, 0), (1, 0)]
-    message = "Environment worker 0: could not be started: no more processes; restart 2 of at most "
+    message = "Environment worker 0: failed to start: no more processes; restart 2 of at most "
     assert caplog.records[1].getMessage() == f"{message}10 in 0.2 s."
 
 

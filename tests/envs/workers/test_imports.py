@@ -102,9 +102,9 @@ def test_a_factory_whose_module_imports_tensorflow_is_told(run):
     )
     assert len(imports) == 2
     assert error == (
-        "The processes of the environment workers import TensorFlow, which takes seconds and "
-        "hundreds of MB each: the module that env_factory is defined in imports it. Move the "
-        "environment and its factory into a module of their own.\n"
+        "Each environment worker imports TensorFlow, which takes seconds and hundreds of MB, "
+        "since the module of env_factory imports it. Move the environment and its factory to a "
+        "module without TensorFlow.\n"
     )
 
 

@@ -173,8 +173,8 @@ def test_idle_and_timed_out_are_told_apart(mode, tmp_path):
         with pytest.raises(UserError) as error:
             pool.get_state()
         assert str(error.value) == (
-            "get_state: expected reset() to have been called, got workers without an episode. "
-            "Call reset() once after making them."
+            "get_state: expected workers with an episode, got workers that were not reset. Call "
+            "reset() first."
         )
         pool.reset()
         first_states(pool)
@@ -250,9 +250,9 @@ def test_a_resumed_pool_goes_on_with_the_seeds_that_follow(mode):
 
 
 AWAITS_NONE = (
-    "expected one action for each state of it that get_state has returned, got an action for a "
-    "worker that awaits none. Call get_state first; the last state of an episode takes no action, "
-    "the first of the next episode follows by itself."
+    "expected one action for each state from get_state, got an action for a worker without a "
+    "pending state. Call get_state first; the last state of an episode takes no action, since the "
+    "next episode starts automatically."
 )
 
 
@@ -281,8 +281,8 @@ def test_one_action_for_each_state(mode):
                 pool.send_action(0, worker_id)
             assert str(error.value) == (
                 "worker_id of send_action: expected a whole number of at least 0 and at most 0, "
-                f"got {worker_id!r}. send_action(action, worker_id) is the order. There are "
-                "workers 0 to 0."
+                f"got {worker_id!r}. Call send_action(action, worker_id). Use a worker_id from 0 "
+                "to 0."
             )
 
 
@@ -297,9 +297,7 @@ def test_a_closed_pool_says_so(mode):
     for call in calls:
         with pytest.raises(UserError) as error:
             call()
-        assert str(error.value) == (
-            "environment workers: expected to be open, got workers that were closed."
-        )
+        assert str(error.value) == ("environment workers: expected to be open, got closed workers.")
     assert len(pool) == 1 and pool.pids == []
 
 
@@ -333,13 +331,13 @@ WRONG = [
     (
         {"env_factory": "CartPole-v1"},
         "env_factory: expected a function without arguments that returns a gymnasium.Env, got "
-        "'CartPole-v1' of type str. Give functools.partial(gymnasium.make, 'CartPole-v1').",
+        "'CartPole-v1' of type str. Pass functools.partial(gymnasium.make, 'CartPole-v1').",
     ),
     (
         {"first_episodes": [1, 2, 3]},
         "first_episodes of a WorkerPool: expected a whole number of at least 0, or 2 of them, one "
-        "a worker, got [1, 2, 3]. Give the next_episodes of the run that is resumed, with as many "
-        "workers.",
+        "per worker, got [1, 2, 3]. Pass the next_episodes of the resumed run, with the same "
+        "number of workers.",
     ),
     (
         {"first_episodes": 1.5},
@@ -389,7 +387,7 @@ def test_an_environment_instead_of_a_factory_is_refused():
     with pytest.raises(UserError) as error:
         WorkerPool(Walk(), 2)
     assert (
-        "of type Walk. Give a function that makes the environment: each worker makes its own."
+        "of type Walk. Pass a function that creates the environment, since each worker calls it."
         in (str(error.value))
     )
 
@@ -401,8 +399,8 @@ def test_wrong_timeouts_of_get_state(timeout):
         with pytest.raises(UserError) as error:
             pool.get_state(timeout)
     assert str(error.value) == (
-        f"timeout of get_state: expected a number of at least 0 or None, got {timeout!r}. With 0 "
-        "only what has arrived already is returned, with None it waits."
+        f"timeout of get_state: expected a number of at least 0 or None, got {timeout!r}. Pass 0 "
+        "to return only available states, or None to wait."
     )
 
 
@@ -411,10 +409,10 @@ def test_a_factory_that_cannot_be_pickled():
     with pytest.raises(UserError) as error:
         WorkerPool(lambda: (lock, Walk())[1], 1)
     assert str(error.value).startswith(
-        "env_factory: expected something that can be pickled: it is sent to the workers' "
-        "processes, got TypeError: cannot pickle '_thread.lock' object. "
+        "env_factory: expected a picklable factory, since it is sent to the workers' processes, "
+        "got TypeError: cannot pickle '_thread.lock' object. "
     )
-    assert "Make what cannot be pickled inside of the factory, or use mode='thread'." in str(
+    assert "Create unpicklable objects inside the factory, or pass mode='thread'." in str(
         error.value
     )
     # Threads need no pickle.
@@ -476,7 +474,7 @@ def test_one_worker_is_reset(mode, by_action):
         assert pool.get_state(PATIENCE)[2:4] == (2, 0)
         pool.reset()
         assert {s.episode for s in first_states(pool).values()} == {1, 3}
-        with pytest.raises(UserError, match="worker_id of reset: expected .* got 2. There are"):
+        with pytest.raises(UserError, match="worker_id of reset: expected .* got 2. Use a"):
             pool.reset(2)
         with pytest.raises(UserError, match="got 'close'. Call close()"):
             pool.send_action("close", 0)
@@ -504,7 +502,7 @@ def test_a_pool_of_workers(mode):
         ]
         pool.send_action(0, 1)
         assert pool.get_state(PATIENCE)[:4] == (1, pool.generation, 6, 1)
-        with pytest.raises(UserError, match="0 of a WorkerPool: expected a worker of no pool"):
+        with pytest.raises(UserError, match="0 of a WorkerPool: expected a worker without a pool"):
             WorkerPool.from_workers(workers)
         pids = pool.pids
         assert len(pids) == (2 if mode == "process" else 0)

@@ -45,23 +45,23 @@ def test_integers_get_the_dtype_of_their_space(obs):
 
 CAST = "Cast or reshape it in the environment or a gymnasium.ObservationWrapper, or correct "
 CAST += "observation_space."
-DIVISION = "Find the division or the diverging simulation; np.nan_to_num or a clip in a "
-DIVISION += "gymnasium.ObservationWrapper if it is meant."
+DIVISION = "Look for a division by zero or a diverging simulation; if intended, use "
+DIVISION += "np.nan_to_num or np.clip in a gymnasium.ObservationWrapper."
 WRONG_ONES = [
     (
         BOX,
         np.zeros([2, 2]),
-        f"obs: expected float32 [2, 2], as the observation space says, got float64 [2, 2]. {CAST}",
+        f"obs: expected float32 [2, 2], as in the observation space, got float64 [2, 2]. {CAST}",
     ),
     (
         BOX,
         np.zeros([2], np.float32),
-        f"obs: expected float32 [2, 2], as the observation space says, got float32 [2]. {CAST}",
+        f"obs: expected float32 [2, 2], as in the observation space, got float32 [2]. {CAST}",
     ),
     (
         BOX,
         [[0.0, 0.0], [0.0, 0.0]],
-        f"obs: expected float32 [2, 2], as the observation space says, got float64 [2, 2]. {CAST}",
+        f"obs: expected float32 [2, 2], as in the observation space, got float64 [2, 2]. {CAST}",
     ),
     (
         BOX,
@@ -78,7 +78,7 @@ WRONG_ONES = [
     (
         spaces.Discrete(3),
         1.0,
-        f"obs: expected int64 [], as the observation space says, got float64 []. {CAST}",
+        f"obs: expected int64 [], as in the observation space, got float64 []. {CAST}",
     ),
     (
         spaces.Text(3),
@@ -89,22 +89,22 @@ WRONG_ONES = [
     (
         NESTED,
         {"a": RIGHT["a"]},
-        "obs: expected a dict with the keys ['a', 'b'], as the observation space says, got ['a'].",
+        "obs: expected a dict with the keys ['a', 'b'], as in the observation space, got ['a'].",
     ),
     (
         NESTED,
         (1, 2),
-        "obs: expected a dict with the keys ['a', 'b'], as the observation space says, got tuple.",
+        "obs: expected a dict with the keys ['a', 'b'], as in the observation space, got tuple.",
     ),
     (
         NESTED,
         nested(b=(1,)),
-        "obs/b: expected a tuple of 2, as the observation space says, got 1 items.",
+        "obs/b: expected a tuple of 2, as in the observation space, got 1 items.",
     ),
     (
         NESTED,
         nested(b=(1, np.int64([0, 1]))),
-        "obs/b/1: expected int8 [2], as the observation space says, got int64 [2]. " + CAST,
+        "obs/b/1: expected int8 [2], as in the observation space, got int64 [2]. " + CAST,
     ),
     (
         NESTED,
@@ -121,8 +121,8 @@ def test_what_does_not_fit_is_told_by_its_path(space, obs, message):
     assert str(error.value) == message
 
 
-API = "Return what Gymnasium's API since 0.26 says: reset an observation and an info dict, step "
-API += "both end flags too."
+API = "Follow Gymnasium's API since 0.26: reset returns obs and info, and step returns obs, "
+API += "reward, terminated, truncated and info."
 PARTS = "observation, reward, terminated, truncated, info dict"
 STEPS = [
     *(
@@ -136,12 +136,12 @@ STEPS = [
     (
         (0, 1.0, 0, False, {}),
         "terminated of the environment: expected True or False, got 0 of type int. Return "
-        f"bool(terminated); step returns {PARTS}.",
+        f"bool(terminated): step returns {PARTS}.",
     ),
     (
         (0, 1.0, False, np.array([True]), {}),
         "truncated of the environment: expected True or False, got array([ True]) of type "
-        f"ndarray. Return bool(truncated); step returns {PARTS}.",
+        f"ndarray. Return bool(truncated): step returns {PARTS}.",
     ),
     (
         (0, None, False, False, {}),

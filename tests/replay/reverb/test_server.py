@@ -284,10 +284,9 @@ def test_folders_that_do_not_do(make, tmp_path):
     with pytest.raises(UserError) as error:
         make(tables(), checkpoint_dir=tmp_path / "file" / "c")
     assert str(error.value) == (
-        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a folder that can be written, "
-        "got a path "
-        f"that leads through a file ({tmp_path / 'file' / 'c'}). Choose "
-        "another place, or make room on the disk."
+        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a writable folder, got a path "
+        f"that leads through a file ({tmp_path / 'file' / 'c'}). Choose a different path, or free "
+        "disk space."
     )
     first = make(tables(), checkpoint_dir=tmp_path / "c")
     with pytest.raises(UserError, match="got a folder that another server is using"):
@@ -295,7 +294,7 @@ def test_folders_that_do_not_do(make, tmp_path):
     first.stop()
     make(tables(), checkpoint_dir=tmp_path / "c")
     with pytest.raises(
-        UserError, match="^replay checkpoint .*file/own: expected a folder that can"
+        UserError, match="^replay checkpoint .*file/own: expected a writable folder"
     ):
         first = make(tables())
         first.save(tmp_path / "file" / "own")
@@ -311,7 +310,7 @@ def test_a_checkpoint_that_cannot_be_written(make, tmp_path, monkeypatch):
     in_place_of(tmp_path / "c" / ".writing")
     for call in (server.checkpoint, server.stop):
         with pytest.raises(
-            UserError, match="^replay checkpoints in .*/c: expected a folder that can"
+            UserError, match="^replay checkpoints in .*/c: expected a writable folder"
         ):
             call()
     assert not server.alive

@@ -34,10 +34,10 @@ def check_agent(agent: Any) -> bool:
     if not rolls and not isinstance(agent, OffPolicy):
         raise UserError(
             "as_tf_agent",
-            expected="an agent that learns: a subclass of tfrl.agents.OffPolicy, or one with "
+            expected="a learning agent: a subclass of tfrl.agents.OffPolicy, or an agent with "
             "learner_batch",
             got=f"the class {agent.__name__}" if isinstance(agent, type) else type(agent).__name__,
-            remedy="as_tf_policy takes agents that only act.",
+            remedy="Use as_tf_policy for agents without training.",
         )
     return isinstance(agent, OffPolicy)
 
@@ -107,11 +107,11 @@ def as_tf_agent(
     }
     for argument, count in settings.items():
         if count is not None:
-            checks.at_least(argument, count, 1, remedy="Leave it out for the usual.")
+            checks.at_least(argument, count, 1, remedy="Leave it out for the default.")
     # Errors cannot be raised during TF-Agents' training.
-    remedy = "skip counts steps that were left out in the extra of LossInfo."
+    remedy = "Use skip to count skipped steps in the extra of LossInfo."
     checks.one_of("check_numerics", check_numerics, ("skip", "off"), remedy=remedy)
-    remedy = "graph is the faster on CPUs for all but small networks."
+    remedy = "Use graph for large networks on CPUs."
     checks.one_of("compile", compile, ("graph", "xla"), remedy=remedy)
     if learner_config is None:
         usual: dict[str, Any] = {"grad_clip": 0.5}
@@ -198,7 +198,7 @@ class LearnerAgent(TFAgent):
                 "experience of train",
                 expected="frames [B, T], batch and time",
                 got=f"step_type of shape {experience.step_type.shape}",
-                remedy="Give what a replay buffer or a driver of TF-Agents gives.",
+                remedy="Pass experience from a TF-Agents replay buffer or driver.",
             )
         if not self._training.takes(experience.step_type.shape):
             with tf.control_dependencies([refuse_dynamic(experience)]):

@@ -236,8 +236,8 @@ def refuse_dynamic(experience: Any) -> tf.Operation:
         "experience of train",
         expected="batch and time axes of static sizes",
         got=f"step_type of shape {experience.step_type.shape}",
-        remedy="Batch with drop_remainder=True, sample with num_steps=, or for episodes of open "
-        "lengths give as_tf_agent(..., max_sequence_length=N).",
+        remedy="Batch with drop_remainder=True, sample with num_steps=, or pass "
+        "as_tf_agent(..., max_sequence_length=N) for episodes of variable length.",
     )
     return tf.debugging.Assert(tf.constant(False), [str(message)])
 
@@ -332,7 +332,7 @@ class OnPolicyTraining(Training):
         if weights is not None:
             raise UserError(
                 "weights of train",
-                expected="None: experience of the policy itself has no importance weights",
+                expected="None, since on-policy experience has no importance weights",
                 got=repr(weights),
                 remedy="Leave them out.",
             )
@@ -351,9 +351,9 @@ class OnPolicyTraining(Training):
             if self.max_sequence_length is None:
                 raise UserError(
                     "max_sequence_length",
-                    expected="a number of frames, for sequences of an open length",
+                    expected="a number of frames for sequences of variable length",
                     got="None",
-                    remedy="Give as_tf_agent the length of the longest, or sample with num_steps=.",
+                    remedy="Pass the maximum length to as_tf_agent, or sample with num_steps=.",
                 )
             experience = padded(experience, self.max_sequence_length)
         return from_trajectory(self.packed(experience))
@@ -398,7 +398,7 @@ class RowTraining(OnPolicyTraining):
                 "compute_value_and_advantage_in_train",
                 expected=f"True for {type(self.agent).__name__}, which learns from sequences",
                 got="False",
-                remedy="Leave it out, and PPOLearner's minibatch_size too.",
+                remedy="Leave out this argument and PPOLearner's minibatch_size.",
             )
         self._record = self._rows_of(collect_spec)
         self._row_spec = {

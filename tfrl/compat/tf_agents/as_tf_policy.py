@@ -71,7 +71,7 @@ def as_tf_policy(
             f"as_tf_policy({type(agent).__name__})",
             expected="an agent of tfrl",
             got=f"an object without {', '.join(missing)}",
-            remedy="Give an agent such as tfrl.agents.PPO, and its state.",
+            remedy="Pass an agent such as tfrl.agents.PPO, and its state.",
         )
     acting = _Acting(agent, as_variables(state), explore)
     return ActingPolicy(acting, clip=not explore if clip is None else clip, name=name)
@@ -170,8 +170,8 @@ class _Acting:
                 raise UserError(
                     f"{path} of the state for as_tf_policy({type(self.agent).__name__})",
                     expected=f"shape {tuple(leaf.shape)}, as in the agent's own init(key)",
-                    got=f"shape {got[path]}" if path in got else "none",
-                    remedy="Give the state of this agent, or the agent that the state is of.",
+                    got=f"shape {got[path]}" if path in got else "no leaf",
+                    remedy="Pass the agent's own state.",
                 ) from error
 
     def _check_carry(self, after: Nest) -> None:
@@ -180,10 +180,10 @@ class _Acting:
             return
         raise UserError(
             f"carry of {type(self.agent).__name__}",
-            expected="that of initial_carry(batch_size) after each step",
+            expected="the structure and shapes of initial_carry(batch_size) after each step",
             got=f"{len(got)} tensors of shapes {got}",
-            remedy="Give the agent a method initial_carry that returns the recurrent state of an "
-            "episode's start.",
+            remedy="Define the agent's method initial_carry, which returns the initial recurrent "
+            "state.",
         )
 
 
@@ -286,9 +286,9 @@ def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
         if x.shape.rank is None or not x.shape.rank or x.shape[0] != batch_size:
             raise UserError(
                 f"{name} {path} of a policy",
-                expected=f"a tensor [B, ...]; B was {batch_size}",
-                got=f"one of shape {x.shape}",
-                remedy="Let the agent return one value for each observation.",
+                expected=f"a tensor [B, ...] with B = {batch_size}",
+                got=f"shape {x.shape}",
+                remedy="Return one value per observation from the agent.",
             )
         full = name if path == "." else f"{name}/{path}"
         return tensor_spec_lib.TensorSpec(x.shape[1:], x.dtype, full)
@@ -336,7 +336,7 @@ def write_policies(
                 f"--format=tf_agents: {name} of {type(agent).__name__}",
                 expected="a policy that TF-Agents' PolicySaver can write",
                 got=next(iter(str(error).strip().splitlines()), type(error).__name__),
-                remedy="Export it as saved_model.",
+                remedy="Export it with --format=saved_model.",
             ) from error
         # One checkpoint per policy: it numbers the variables that the policy reads.
         checkpoint = pathlib.Path(CHECKPOINTS, f"{name}_checkpoint_{learner_steps or 0:010d}")

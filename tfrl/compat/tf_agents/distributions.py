@@ -53,15 +53,15 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
         return found
     if not has_distribution(agent):
         raise NotImplementedError(
-            f"What {type(agent).__name__} draws its actions from is not known. Call action, whose "
-            "info has the log-probability where the agent gives one."
+            f"{type(agent).__name__} has no known action distribution. Call action, whose info has "
+            "the log-probability if the agent returns it."
         )
     each: PolicyParameters | None = agent.exploration_parameters(state, obs, carry)
     if each is None:
         raise NotImplementedError(
-            f"The actions of {type(agent).__name__} as it explores have no density: its noise is "
-            "clipped to the bounds, which are drawn with a probability of their own. Call action; "
-            "or add noise to the distribution of the policy that does not explore."
+            f"Exploratory actions of {type(agent).__name__} have no density, since its noise is "
+            "clipped to the bounds. Call action, or add noise to the distribution of the greedy "
+            "policy."
         )
     leaves = struct.paths(agent.action_spec)
     if list(each) == ["."] and list(leaves) != ["."]:
@@ -93,8 +93,8 @@ def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
     if kind == "tanh_gaussian":
         if spec.dtype != tf.float32:
             raise NotImplementedError(
-                "TF-Agents' SquashToSpecNormal, the distribution of squashed actions, is one of "
-                f"float32; these are {spec.dtype.name}. Call action."
+                "TF-Agents' SquashToSpecNormal, the distribution of squashed actions, supports "
+                f"only float32, got {spec.dtype.name}. Call action."
             )
         low, high = specs.bounds(spec)
         made = SquashToSpecNormal(made, specs.BoundedTensorSpec(shape, spec.dtype, low, high))
@@ -156,8 +156,7 @@ def _parameters(leaf: Any) -> Parameters:
         "distribution of a TF-Agents network",
         expected="a Categorical, a Normal, a MultivariateNormalDiag or a SquashToSpecNormal",
         got=type(leaf).__name__,
-        remedy="Give the network another projection network, or take its EncodingNetwork as a "
-        "torso.",
+        remedy="Use a different projection network, or use its EncodingNetwork as a torso.",
     )
     raise keras.allow_raise(error)
 

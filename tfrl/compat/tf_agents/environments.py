@@ -76,7 +76,7 @@ class BatchedEnvironment(PyEnvironment):
     def render(self, mode: str = "rgb_array") -> np.ndarray:
         """Renders the environments, uint8 RGB `[B, H, W, 3]`."""
         if mode != "rgb_array":
-            raise NotImplementedError("only rgb_array")
+            raise NotImplementedError("render supports only mode rgb_array")
         return np.stack([self._player.render(i) for i in range(self._player.env.num_envs)])
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ def as_py_environment(
             "as_py_environment: batched",
             expected="True for several environments",
             got=f"{batched!r} for {env.num_envs}",
-            remedy="Leave it out, or make the environment with num_envs=1.",
+            remedy="Leave it out, or create the environment with num_envs=1.",
         )
     kind = BatchedEnvironment if batched else SingleEnvironment
     return kind(make_player(env, seed, discount))
@@ -270,17 +270,17 @@ def _checked(env: Any, discount: float) -> Env:
     if not fits or env.autoreset is None:
         raise UserError(
             "environment for TF-Agents",
-            expected="what tfrl.make_env returns, with one agent",
+            expected="a single-agent environment from tfrl.make_env",
             got=repr(env) if not isinstance(env, Env) else f"a {type(env).__name__}",
-            remedy="Register a task of yours and make it by make_env; TF-Agents has one agent "
-            "an environment.",
+            remedy="Register your task and create it with make_env; TF-Agents supports one agent "
+            "per environment.",
         )
     if not 0 < discount <= 1:
         raise UserError(
             "discount",
-            expected="a number above 0 and at most 1: 0 stands for a termination",
+            expected="a number above 0 and at most 1, since 0 marks a termination",
             got=repr(discount),
-            remedy="Leave it out; agents have a gamma of their own.",
+            remedy="Leave it out, and set the agent's gamma.",
         )
     if isinstance(env, HostEnv):
         if env.num_envs == 1 or env.autoreset is Autoreset.NEXT_STEP:
@@ -293,8 +293,8 @@ def _checked(env: Any, discount: float) -> Env:
         raise UserError(
             f"{type(env.unwrapped).__name__} for TF-Agents",
             expected="an environment on the device, or a HostEnv",
-            got="one that is called from the graph",
-            remedy="Make it by the suite gymnasium, for example.",
+            got="an environment that runs as a call from the graph",
+            remedy="Create it with a suite such as gymnasium.",
         )
     return _next_step(env)
 
@@ -310,7 +310,7 @@ def _next_step(env: Env) -> Env:
         return outer.replace(env=_next_step(env.env))
     raise UserError(
         f"autoreset of {type(env).__name__}",
-        expected="NEXT_STEP, or an environment of make_env",
+        expected="NEXT_STEP, or an environment from make_env",
         got=env.autoreset and env.autoreset.name,
-        remedy="Leave the autoreset to make_env.",
+        remedy="Use the autoreset of make_env.",
     )

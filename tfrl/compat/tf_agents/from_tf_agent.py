@@ -82,17 +82,17 @@ class TFAgentModule(Agent):
         if not number or not 0.0 < float(gamma) <= 1.0:
             raise UserError(
                 f"gamma of {type(self.logic.agent).__name__}",
-                expected="the factor of its losses, above 0 and at most 1",
+                expected="the discount of its losses, above 0 and at most 1",
                 got=gamma,
-                remedy="Give gamma=0.99 as the agent has it: the replay buffer discounts by it.",
+                remedy="Pass the agent's discount, such as gamma=0.99, for the replay buffer.",
             )
         own = getattr(self.logic.agent, "_gamma", None)
         if isinstance(own, int | float) and abs(float(own) - float(gamma)) > 1e-6:
             raise UserError(
                 f"gamma of {type(self.logic.agent).__name__}",
-                expected=f"{own:g}, with which the agent was made",
+                expected=f"{own:g}, the agent's own discount",
                 got=gamma,
-                remedy="Leave it out: the replay buffer discounts by the agent's own.",
+                remedy="Leave it out: the replay buffer uses the agent's discount.",
             )
         return float(gamma)
 
@@ -106,9 +106,9 @@ class TFAgentModule(Agent):
         if self.logic.form == "frames" and self.steps != own:
             raise UserError(
                 f"steps of {type(agent).__name__}",
-                expected=f"{own}, as its train_sequence_length says",
+                expected=f"{own}, as set by its train_sequence_length",
                 got=self.steps,
-                remedy="Make the agent with as many n_step_update.",
+                remedy="Create the agent with this n_step_update.",
             )
         return self.steps
 
@@ -259,8 +259,8 @@ class TFAgentModule(Agent):
         agent: Any = self.logic.agent
         if not self.tells_td_errors:
             raise UserError(
-                "prioritised replay",
-                expected="an agent that tells its TD errors, such as DqnAgent",
+                "prioritized replay",
+                expected="an agent that returns its TD errors, such as DqnAgent",
                 got=type(agent).__name__,
                 remedy="Sample uniformly.",
             )
@@ -315,8 +315,8 @@ def from_tf_agent(
     if obs_spec is None or action_spec is None:
         raise UserError(
             "from_tf_agent",
-            expected="both obs_spec and action_spec, or none where a workflow will give them",
+            expected="both obs_spec and action_spec, or neither if a workflow passes them",
             got=f"no {'obs_spec' if obs_spec is None else 'action_spec'}",
-            remedy="Give the other one too.",
+            remedy="Pass both specs.",
         )
     return made(obs_spec=obs_spec, action_spec=action_spec)

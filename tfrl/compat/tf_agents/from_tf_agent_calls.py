@@ -186,7 +186,8 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
             f"the batch of {type(logic.agent).__name__}",
             expected=_wanted(logic.form),
             got="sequences" if sequences else f"{type(batch).__name__} of single items",
-            remedy="Or give the column 'experience' with what its train() takes.",
+            remedy="Pass the expected batch, or a column 'experience' with the argument of its "
+            "train().",
         )
     if sequences:
         steps = batch.steps
@@ -232,7 +233,7 @@ def needs_boundaries(logic: Logic, got: str) -> UserError:
     """Returns the error for an autoreset mode without boundary frames."""
     return UserError(
         f"autoreset of the environments of {type(logic.agent).__name__}",
-        expected="NEXT_STEP, whose rows behind an episode's end are TF-Agents' boundary frames",
+        expected="NEXT_STEP, whose rows after an episode's end are TF-Agents' boundary frames",
         got=got,
         remedy="Write make_env.autoreset = 'NEXT_STEP'.",
     )
@@ -255,7 +256,7 @@ def batch_spec(logic: Logic, obs_spec: Nest, action_spec: Nest, size: int = 2) -
 
 def _wanted(form: str) -> str:
     return {
-        "sequence": "tfrl.types.Sequences: its train_sequence_length is None, for any number",
+        "sequence": "tfrl.types.Sequences, since its train_sequence_length is None",
         "rollout": "its own rollouts",
     }.get(form, "single items, tfrl.types.Transition")
 
@@ -335,9 +336,9 @@ def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
     if weights is not None and isinstance(logic.agent, CategoricalDqnAgent):
         raise UserError(
             f"importance weights of {type(logic.agent).__name__}",
-            expected="none: its loss ignores the weights that its train() takes",
-            got=f"weights of shape {weights.shape}, as of prioritised replay",
-            remedy="Sample uniformly, or take DqnAgent.",
+            expected="None, since its loss ignores weights",
+            got=f"weights of shape {weights.shape}, as from prioritized replay",
+            remedy="Sample uniformly, or use DqnAgent.",
         )
     if logic.form == "sequence" and isinstance(batch, Sequences):
         if not isinstance(logic.agent, BehavioralCloningAgent):
@@ -351,10 +352,10 @@ def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
         if counts is not None and not (rows and counts.shape.rank == 1):
             raise UserError(
                 f"the batch of {type(logic.agent).__name__}",
-                expected="experience of which everything counts, or columns of single items with "
-                "a mask [N] for an agent whose loss takes weights",
+                expected="experience without masked items, or single items with a mask [N] for an "
+                "agent whose loss takes weights",
                 got=f"a mask of shape {counts.shape}",
-                remedy="Leave out what does not count; cut minibatches with remainder='drop'.",
+                remedy="Remove masked items, and split minibatches with remainder='drop'.",
             )
     if counts is None:
         return weights

@@ -51,9 +51,8 @@ def _tell_of_ppo() -> None:
     lines, first = inspect.getsourcelines(PPOAgent.compute_advantages)
     at = next((i for i, line in enumerate(lines) if "final_value=value_preds" in line), 0)
     _LOG.warning(
-        "TF-Agents' PPO with GAE bootstraps the last step of a rollout from V(s_{T-1}), the value "
-        "before it, and not from V(s_T); nor does it bootstrap behind a truncation: %s:%d. "
-        "tfrl.agents.PPO does both.",
+        "TF-Agents' PPO with GAE bootstraps the last step of a rollout from V(s_{T-1}) instead of "
+        "V(s_T), and does not bootstrap after a truncation: %s:%d. tfrl.agents.PPO handles both.",
         inspect.getsourcefile(PPOAgent),
         first + at,
     )
@@ -63,9 +62,9 @@ def _tell_of_ppo() -> None:
 def _tell_of_padding() -> None:
     """Warns once that losses summed over time take no weights `[B, T]`."""
     _LOG.warning(
-        "TF-Agents' SAC, TD3 and DDPG sum their losses over time before they weight them: with a "
-        "network that has a memory they also train on what stands behind an episode's end in a "
-        "sequence. DqnAgent does not."
+        "TF-Agents' SAC, TD3 and DDPG sum losses over time before weighting: with a recurrent "
+        "network they also train on steps after an episode's end in a sequence. DqnAgent masks "
+        "these steps."
     )
 
 
@@ -140,9 +139,9 @@ class Logic:
             if kinds[0] != kinds[1]:
                 raise UserError(
                     f"the {name} spec of {type(self.agent).__name__}",
-                    expected=f"that of the environments, {kinds[1]}",
+                    expected=f"the environments' spec, {kinds[1]}",
                     got=str(kinds[0]),
-                    remedy="Make the agent from the specs that make_agent is given.",
+                    remedy="Create the agent from the specs passed to make_agent.",
                 )
 
     def find_variables(self, train: Callable[..., Any], batch_spec: Nest) -> None:
@@ -162,10 +161,10 @@ class Logic:
         if unknown:
             raise UserError(
                 f"{type(self.agent).__name__}, as a module of tfrl",
-                expected="a state of variables that are attributes of it, of its networks or of "
+                expected="a state of variables that are attributes of the agent, its networks or "
                 "its optimizers",
-                got=f"resources of another kind in its training: {unknown}",
-                remedy="Make them in make_agent, as tf.Variables.",
+                got=f"other resources in its training: {unknown}",
+                remedy="Create them in make_agent as tf.Variables.",
             )
 
     def state(self, key: tf.Tensor) -> AgentState:
@@ -224,9 +223,9 @@ def _check_plain(agent: TFAgent, graph: Any) -> None:
         if op.type in calls and any(x.dtype == tf.resource for x in op.inputs):
             raise UserError(
                 f"{type(agent).__name__}, as a module of tfrl",
-                expected="plain methods: what trains and acts is compiled as a whole",
+                expected="plain methods, since training and acting compile as one function",
                 got=f"a tf.function in its training, {op.get_attr('f').name}",
-                remedy="Take the decorator away, in a subclass if the class is TF-Agents' own.",
+                remedy="Remove the decorator, in a subclass if TF-Agents defines the class.",
             )
 
 
@@ -236,7 +235,7 @@ def _form(agent: TFAgent, learns_from: str | None) -> str:
             "learns_from",
             expected="'replay', 'rollout' or None",
             got=repr(learns_from),
-            remedy="Say 'rollout' for an agent like PPO, 'replay' for one like DQN.",
+            remedy="Pass 'rollout' for an agent like PPO, or 'replay' for an agent like DQN.",
         )
     if learns_from == "rollout":
         return "rollout"
@@ -256,9 +255,9 @@ def _form(agent: TFAgent, learns_from: str | None) -> str:
         return "sequence"
     raise UserError(
         f"{type(agent).__name__}, as a module of tfrl",
-        expected="to know whether it learns from a replay buffer or from its own rollouts",
-        got="a class that TF-Agents does not have, without train_sequence_length",
-        remedy="Say learns_from='replay' or learns_from='rollout'.",
+        expected="a known source of experience, a replay buffer or its own rollouts",
+        got="a custom class without train_sequence_length",
+        remedy="Pass learns_from='replay' or learns_from='rollout'.",
     )
 
 

@@ -60,9 +60,9 @@ class AgentVariables:
         if touched:
             raise UserError(
                 f"{type(agent).__name__}, as a module of tfrl",
-                expected="plain methods: what trains and acts is compiled as a whole",
+                expected="plain methods, since training and acting compile as one function",
                 got=f"a method decorated with tf.function, over {touched[0]}",
-                remedy="Take the decorator away.",
+                remedy="Remove the decorator.",
             )
 
     def unknown(self, graph: Any) -> list[Any]:
@@ -89,7 +89,7 @@ class AgentVariables:
                 f"the TFAgent's {changed[0]}",
                 expected="variables that do not change when the policy acts",
                 got="an assignment in its action",
-                remedy="Carry it as policy state, which is kept for every environment.",
+                remedy="Store it in the policy state, which is kept per environment.",
             )
 
     @contextlib.contextmanager
@@ -125,9 +125,9 @@ class AgentVariables:
             first = next((f"{p} of {h}, not {w}" for p, h, w in pairs if h != w), "")
             raise UserError(
                 "the state of a TFAgent",
-                expected=f"variables like those of init(), {len(want)}",
+                expected=f"the {len(want)} variables of init()",
                 got=f"{len(have)}{first and ', ' + first}",
-                remedy="Make the state by init() of the same module.",
+                remedy="Create the state with init() of the same module.",
             )
 
 

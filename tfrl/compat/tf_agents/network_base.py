@@ -37,18 +37,18 @@ def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
     except (TypeError, ValueError) as error:
         raise UserError(
             "make_network",
-            expected="a function that makes a network of these specs",
+            expected="a function that creates a network from these specs",
             got=f"{_name_of(make_network)}, which raises {type(error).__name__}: {error}",
-            remedy="See above what it stumbles over. A critic has (env.obs_spec, env.action_spec) "
-            "for an obs_spec, and no action_spec.",
+            remedy="Fix the error above; for a critic pass obs_spec=(env.obs_spec, "
+            "env.action_spec) and no action_spec.",
         ) from error
     if not isinstance(network, Network):
         raise UserError(
             "make_network",
             expected="a function of TF-Agents' specs that returns a Network of TF-Agents",
             got=repr(network),
-            remedy="Pass the function, such as functools.partial(QNetwork, "
-            "fc_layer_params=(64,)); a plain Keras model is for KerasNetwork.",
+            remedy="Pass a function such as functools.partial(QNetwork, fc_layer_params=(64,)), or "
+            "use KerasNetwork for a plain Keras model.",
         )
     return network
 
@@ -58,11 +58,11 @@ def _check_makes(make_network: Any, count: int) -> None:
     if isinstance(make_network, tf.Module) or not callable(make_network):
         raise UserError(
             "make_network",
-            expected="a function that makes the network, such as functools.partial(QNetwork, "
+            expected="a function that creates the network, such as functools.partial(QNetwork, "
             "fc_layer_params=(64,))",
-            got=f"an object of {type(make_network).__name__}",
-            remedy="The network is made anew, with parameters of its own: give its class, or "
-            "functools.partial of the class and its settings.",
+            got=f"an instance of {type(make_network).__name__}",
+            remedy="Pass its class, or functools.partial of the class and its settings, since "
+            "tfrl creates the network.",
         )
     if _takes(make_network, count):
         return
@@ -72,21 +72,21 @@ def _check_makes(make_network: Any, count: int) -> None:
             "action_spec",
             expected=f"the spec of one action, which {name} takes",
             got="None",
-            remedy="Give action_spec=env.action_spec for a policy or a Q-network; for a torso take "
-            "a network of observations alone, such as EncodingNetwork.",
+            remedy="Pass action_spec=env.action_spec for a policy or a Q-network, or use a "
+            "network of observations such as EncodingNetwork for a torso.",
         )
     if count == 2 and _takes(make_network, 1):
         raise UserError(
             "action_spec",
-            expected=f"None: {name} takes observations alone",
+            expected=f"None, since {name} takes only observations",
             got="a spec",
             remedy="Leave action_spec out for values and torsos.",
         )
     raise UserError(
         "make_network",
-        expected="a function of obs_spec, and of action_spec where that is given",
+        expected="a function of obs_spec and, if passed, action_spec",
         got=f"{name}{inspect.signature(make_network)}",
-        remedy="Give its other arguments with functools.partial, by their names.",
+        remedy="Bind its other arguments with functools.partial and keywords.",
     )
 
 
@@ -187,9 +187,9 @@ class TFAgentsNetwork(networks.Network):
         if spec is not None and _shapes(spec) != _shapes(self.spec):
             raise UserError(
                 "spec",
-                expected=f"that of the TF-Agents network, {self.spec!r}",
+                expected=f"the spec of the TF-Agents network, {self.spec!r}",
                 got=repr(spec),
-                remedy="Make the network with the spec of the same environment.",
+                remedy="Create the network with the spec of the same environment.",
             )
         with drawn_from(key):
             return self.model.init(key)
@@ -224,9 +224,9 @@ class TFAgentsNetwork(networks.Network):
             raise UserError(
                 type(self).__name__,
                 expected="a call of step(params, x, carry) or unroll(params, x, carry, starts)",
-                got="one without a carry, of a network with a network state",
-                remedy="Use these two; agents that learn from single transitions take networks "
-                "without memory.",
+                got="a call without a carry, for a recurrent network",
+                remedy="Pass a carry, or use a feedforward network for agents that learn from "
+                "single transitions.",
             )
 
     # Memory.
@@ -279,8 +279,8 @@ class TFAgentsNetwork(networks.Network):
             raise UserError(
                 "TF-Agents network",
                 expected="a recurrent network that resets its state where step_type is FIRST",
-                got=f"{type(self.model.template.model.network).__name__}, whose state goes on",
-                remedy="Give lstm_size=... in place of rnn_construction_fn.",
+                got=f"{type(self.model.template.model.network).__name__}, whose state continues",
+                remedy="Pass lstm_size=... instead of rnn_construction_fn.",
             )
 
 
@@ -314,9 +314,9 @@ def _cast(x: Any, spec: Any) -> tf.Tensor:
         return tf.cast(x, spec.dtype)
     raise UserError(
         "input of a TF-Agents network",
-        expected=f"{spec.dtype.name}, as in the spec that it was made with",
+        expected=f"{spec.dtype.name}, as in its spec",
         got=x.dtype.name,
-        remedy="Give it float specs where observations are normalised.",
+        remedy="Create it with float specs if observations are normalised.",
     )
 
 
@@ -335,6 +335,6 @@ def _check_carry(carry: Nest) -> None:
             "TF-Agents network",
             expected="a carry",
             got="None",
-            remedy="Begin an episode with initial_carry(batch_size), and hand on the carry that a "
-            "step returns.",
+            remedy="Start an episode with initial_carry(batch_size), and pass the carry returned "
+            "by each step to the next.",
         )

@@ -55,7 +55,7 @@ def from_tf_agents_network(
             return TFAgentsTorso(**fields)
         if specs.is_spec(output) and output.shape.rank == 0:
             return TFAgentsValue(**fields)
-        raise _refused("one number or one vector for each observation", output)
+        raise _refused("one number or one vector per observation", output)
     if isinstance(output, tuple) and all(isinstance(leaf, dict) for leaf in output):
         return TFAgentsPolicy(**fields, action_spec=action_spec)
     number = num_actions(action_spec)
@@ -65,19 +65,20 @@ def from_tf_agents_network(
         return TFAgentsActor(**fields, action_spec=action_spec)
     wanted = "distributions of actions"
     if number:
-        raise _refused(f"{wanted}, or one value for each action ({number} of them)", output)
+        raise _refused(f"{wanted}, or one value for each of {number} actions", output)
     remedy = (
-        "Leave out action_spec for torsos and critics: a torso is a network of observations alone, "
-        "such as EncodingNetwork, a critic one of the tuple (obs_spec, action_spec)."
+        "Leave out action_spec for torsos (networks of observations, such as EncodingNetwork) and "
+        "critics (networks of the tuple (obs_spec, action_spec))."
     )
-    wanted += ", or actions, where action_spec is not one Discrete action"
+    wanted += ", or actions if action_spec is not one Discrete action"
     raise _refused(wanted, output, remedy)
 
 
 def _refused(
     expected: str,
     output: Nest,
-    remedy: str = "Give an action_spec for policies and Q-networks, none for values and torsos.",
+    remedy: str = "Pass action_spec for policies and Q-networks, and leave it out for values and "
+    "torsos.",
 ) -> UserError:
     return UserError("TF-Agents network", expected=expected, got=repr(output), remedy=remedy)
 

@@ -180,7 +180,7 @@ def check_reward(reward: Nest) -> None:
     if tf.nest.is_nested(reward):
         raise UserError(
             "reward for TF-Agents",
-            expected="one number a step",
+            expected="one number per step",
             got=f"a nest, {tf.nest.map_structure(lambda r: r.shape, reward)}",
-            remedy="Add them up in a wrapper.",
+            remedy="Sum the rewards in a wrapper.",
         )

@@ -152,9 +152,9 @@ def window_dataset(
     if whole_episodes and discount is not None:
         raise UserError(
             "window_dataset, discount",
-            expected="None for whole episodes, which are Sequences",
+            expected="None for full episodes, which are Sequences",
             got=discount,
-            remedy="Leave it out, or read a table of windows.",
+            remedy="Leave it out, or use a table of windows.",
         )
     steps = None if whole_episodes else length
     items = reverb().TrajectoryDataset(
@@ -358,8 +358,9 @@ class _Frames:
         except reverb().errors.DeadlineExceededError as error:
             raise UserError(
                 f"Reverb table {self._table!r}, writing",
-                expected=f"items to be taken within timeout={self._timeout:g} s",
-                got="some that are still waiting",
-                remedy="See whether the server is there and the table's limiter lets items in.",
+                expected=f"all items inserted within timeout={self._timeout:g} s",
+                got="pending items",
+                remedy="Check that the server runs and that the table's rate limiter allows "
+                "inserts.",
             ) from error
         self._pending = min(self._pending, left)

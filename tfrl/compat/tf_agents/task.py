@@ -78,8 +78,8 @@ class TFAgentTask(RLTask):
         if found.initial_carry(1) is not None or found.takes_sequences:
             raise UserError(
                 owner,
-                expected="an agent whose policy carries nothing from step to step",
-                got=f"a {found.algorithm} with a memory or with noise that goes on",
+                expected="an agent without policy state",
+                got=f"a {found.algorithm} with recurrent state or temporally correlated noise",
                 remedy="Train it in OffPolicyWorkflow or OnPolicyWorkflow, on "
                 "make_env(..., env_kwargs={'vectorization': 'async'}) for processes.",
             )
@@ -87,14 +87,14 @@ class TFAgentTask(RLTask):
         if replays and (self.config.num_samples, self.config.stride) != (found.n_step, 1):
             raise UserError(
                 f"num_samples of {type(self).__name__}",
-                expected=f"{found.n_step}, the steps of an item of {found.algorithm}, and stride 1",
+                expected=f"{found.n_step}, the steps per item of {found.algorithm}, and stride 1",
                 got=f"num_samples {self.config.num_samples}, stride {self.config.stride}",
                 remedy=f"Write RLTaskConfig.num_samples = {found.n_step}.",
             )
         if not replays and not (self.config.on_policy and self.config.stride == 1):
             raise UserError(
                 f"on_policy of {type(self).__name__}",
-                expected=f"True, and stride 1: {found.algorithm} learns from its own rollouts",
+                expected=f"True and stride 1, since {found.algorithm} learns from its own rollouts",
                 got=f"{self.config.on_policy}, stride {self.config.stride}",
                 remedy="Write RLTaskConfig.on_policy = True.",
             )

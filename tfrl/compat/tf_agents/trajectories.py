@@ -258,9 +258,9 @@ def _items(items: Transition, gamma: float) -> FramePair:
     if not gamma > 0.0:
         raise UserError(
             "gamma",
-            expected="a number above 0, by which TF-Agents' losses will multiply again",
+            expected="a number above 0, the discount of TF-Agents' losses",
             got=gamma,
-            remedy="Give the discount that the items were made with.",
+            remedy="Pass the discount of the items.",
         )
     terminal = items.discount == 0.0
     mid = _where(terminal, MID, MID)  # [N]
@@ -312,8 +312,8 @@ def _check_boundaries(steps: Trajectory) -> None:
         t, b = np.argwhere(missing)[0]
         raise UserError(
             "to_trajectory",
-            expected="behind each end a row that is not valid and shows the terminal observation, "
-            "since TF-Agents' frames have no successors of their own",
+            expected="an invalid row with the terminal observation after each end, since "
+            "TF-Agents' frames have no next observation",
             got=f"an end in row {t} of environment {b}, and a step in row {t + 1}",
             remedy="Collect with autoreset='NEXT_STEP', or use to_transitions.",
         )
@@ -326,7 +326,8 @@ def _check_frames(trajectory: Frames) -> None:
             "from_trajectory",
             expected="a TF-Agents Trajectory of leaves [B, T + 1, ...] with at least two frames",
             got=f"step_type of shape {list(shape)}",
-            remedy="Give frames with a batch axis and a time axis; the last shows a successor.",
+            remedy="Pass frames with batch and time axes, whose last frame is the next "
+            "observation.",
         )
     is_step = trajectory.step_type[:, :-1] != LAST
     ends = is_step & (trajectory.next_step_type[:, :-1] == LAST)
@@ -335,9 +336,9 @@ def _check_frames(trajectory: Frames) -> None:
         b, t = np.argwhere(missing)[0]
         raise UserError(
             "from_trajectory",
-            expected="behind each end a boundary frame, whose step type is LAST",
-            got=f"an end in frame {t} of row {b}, and another episode in frame {t + 1}",
-            remedy="Store the boundary frames too; TF-Agents' drivers give them to observers.",
+            expected="a boundary frame, whose step type is LAST, after each end",
+            got=f"an end in frame {t} of row {b}, and a new episode in frame {t + 1}",
+            remedy="Store the boundary frames, which TF-Agents' drivers pass to observers.",
         )
 
 

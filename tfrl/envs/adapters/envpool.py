@@ -171,7 +171,7 @@ class EnvPoolBackend(Backend):
                 numbers = [k for k, v in infos.items() if np.shape(v) == (self.num_envs,)]
                 raise UserError(
                     f"info_fields of {self.name}",
-                    expected=f"names of numbers in info ({', '.join(sorted(numbers))})",
+                    expected=f"names of numeric info items ({', '.join(sorted(numbers))})",
                     got=repr(name),
                 )
             columns[name] = value.astype(np.float32)
@@ -195,7 +195,7 @@ class EnvPoolBackend(Backend):
     def render(self, index: int) -> np.ndarray:
         """Renders environment `index`, uint8 RGB `[H, W, 3]`."""
         if not self._draws or self._pool is None:
-            raise NotImplementedError(f"{self.name} cannot be drawn; see the suite gymnasium")
+            raise NotImplementedError(f"{self.name} cannot be rendered; use the suite gymnasium")
         return np.array(self._pool.render(index)[0], np.uint8)
 
     def close(self) -> None:
@@ -247,13 +247,13 @@ def _pictures(spec: Nest) -> Callable[[Any], Nest]:
 
 # Options that tfrl sets itself or that would break a batch, each with its replacement.
 _OWN = {
-    "batch_size": "All environments are stepped together.",
-    "env_seed": "Seeds are given by reset.",
-    "env_type": "It is always gymnasium.",
-    "gym_reset_return_info": "It is always True.",
-    "max_num_players": "Environments with several players are not supported.",
-    "render_mode": "env.copy(render=True) gives environments that can be drawn.",
-    "seed": "Seeds are given by reset.",
+    "batch_size": "Leave it out: all environments step together.",
+    "env_seed": "Pass the seed to reset.",
+    "env_type": "Leave it out: it is always gymnasium.",
+    "gym_reset_return_info": "Leave it out: it is always True.",
+    "max_num_players": "Leave it out: multiplayer environments are not supported.",
+    "render_mode": "Use env.copy(render=True) to render.",
+    "seed": "Pass the seed to reset.",
 }
 
 
@@ -305,7 +305,9 @@ def make_envpool(
             f"environment {name}",
             expected=f"one of the {len(known)} tasks of envpool.list_all_envs()",
             got=repr(task),
-            remedy=did_you_mean(task, near) if (near := nearest(task, known)) else "See there.",
+            remedy=did_you_mean(task, near)
+            if (near := nearest(task, known))
+            else "Choose one of them.",
         )
     config = envpool.make_spec(task).config
     _check_options(name, config._fields, kwargs, max_episode_steps)
@@ -363,7 +365,7 @@ def _check_options(
     if taken:
         raise UserError(
             f"make_env({name!r})",
-            expected=f"options of the task; {taken[0]} is not the user's to give",
+            expected=f"options of the task without {taken[0]}, which tfrl sets",
             got=f"{taken[0]}={kwargs[taken[0]]!r}",
             remedy=_OWN[taken[0]],
         )
@@ -374,5 +376,5 @@ def _check_options(
         raise unknown_argument(name, unknown[0], own, ("info_fields", "double_buffer"))
     if limit is not None and "max_episode_steps" not in fields:
         raise UserError(
-            f"max_episode_steps of {name}", expected="None: the task has no such option", got=limit
+            f"max_episode_steps of {name}", expected="None: the task has no step limit", got=limit
         )

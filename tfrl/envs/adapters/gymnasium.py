@@ -32,7 +32,7 @@ from tfrl.envs.host_wrappers import refuse_device_wrappers, split_wrappers
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-_REPEAT = "Repeat it: make_env with the same arguments, and the same command or the same actions."
+_REPEAT = "Reproduce it with the same make_env arguments and the same command or actions."
 
 
 class GymnasiumBackend(Backend):
@@ -96,7 +96,7 @@ class GymnasiumBackend(Backend):
         if isinstance(self._seen_spec, Mapping) and MASK in self._seen_spec:
             raise UserError(
                 f"the observation of {self.name}",
-                expected=f"no item {MASK!r} beside the one of info",
+                expected=f"no item {MASK!r} in addition to the one in info",
                 got=f"items {sorted(self._seen_spec)}",
             )
         spec = host_spaces.mask_spec(self.name, self.action_spec)
@@ -196,8 +196,8 @@ class GymnasiumBackend(Backend):
         if missing.any():
             raise UserError(
                 f"infos of {self.name}",
-                expected=f"{MASK!r} of every environment, as after the first reset",
-                got=f"none of environment {', '.join(map(str, np.flatnonzero(missing)))}",
+                expected=f"{MASK!r} for every environment, as after the first reset",
+                got=f"no mask for environment {', '.join(map(str, np.flatnonzero(missing)))}",
             )
         return join_mask(copied, self._mask_rows(mask, there))
 
@@ -214,9 +214,9 @@ class GymnasiumBackend(Backend):
         if "final_obs" not in infos:
             raise UserError(
                 f"infos of {self.name}",
-                expected="'final_obs' at an end, as its autoreset mode SAME_STEP asks for",
+                expected="'final_obs' at episode end, as autoreset mode SAME_STEP requires",
                 got=f"the items {sorted(k for k in infos if not k.startswith('_'))}",
-                remedy="Let the vector environment give it, or take autoreset='NEXT_STEP'.",
+                remedy="Return it from the vector environment, or pass autoreset='NEXT_STEP'.",
             )
         final_obs = infos["final_obs"]
         final = self._copy_obs(self._picture(obs))
@@ -387,10 +387,10 @@ def make_gymnasium(
     if vectorization != "async" or double_buffer or source.outer_wrappers:
         raise UserError(
             f"max_wait_time of {name}",
-            expected="vectorization='async', without double_buffer and wrappers of VectorEnv",
+            expected="vectorization='async' without double_buffer and vector wrappers",
             got=f"vectorization={vectorization!r}, double_buffer={double_buffer}, "
-            f"{len(source.outer_wrappers)} of these wrappers",
-            remedy="Each environment must be a process of its own.",
+            f"{len(source.outer_wrappers)} vector wrappers",
+            remedy="Run each environment in its own process.",
         )
     return CentralInference([make(1) for _ in range(num_envs)], max_wait_time).wrapped(rewards)
 
@@ -407,7 +407,7 @@ def _check_options(
     refuse_cached(name, autoreset)
     checks.one_of(f"vectorization of {name}", vectorization, VECTORIZATIONS)
     checks.strings(f"info_fields of {name}", info_fields)
-    remedy = "Give the longest time in seconds that a reset or a step may take."
+    remedy = "Pass the maximum time of a reset or step in seconds."
     checks.positive(f"timeout of {name}", timeout, remedy=remedy)
 
 
@@ -421,8 +421,8 @@ def _atari_options(
     if taken:
         raise UserError(
             f"make_env({name!r})",
-            expected="frames that the preprocessing skips, scales and stacks itself",
+            expected="raw frames, which the preprocessing skips, scales and stacks",
             got=f"{taken[0]}={kwargs[taken[0]]!r}",
-            remedy="Give frame_skip=." if taken[0] == "frameskip" else "Give atari=False with it.",
+            remedy="Pass frame_skip=." if taken[0] == "frameskip" else "Pass atari=False with it.",
         )
     return AtariOptions(**{n: kwargs.pop(n) for n in AtariOptions.names() if n in kwargs})

@@ -133,7 +133,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         process.kill()
         process.join()
         end = f"ended (exit code {process.exitcode})"
-        _LOG.warning("Worker %d of %s %s; another one is started", index, self._name, end)
+        _LOG.warning("Worker %d of %s %s; starting a replacement", index, self._name, end)
         pipe, self.processes[index] = self._process(index, factory)
         return pipe
 
@@ -197,8 +197,8 @@ class ProcessVectorEnv(AsyncVectorEnv):
             raise VectorWorkerError(
                 self._name,
                 expected=f"an answer to {what} within {self._timeout:g} s",
-                got=f"none from worker {_listed(silent)}",
-                remedy="Its environment hangs, or needs more time: give timeout=(seconds).",
+                got=f"no answer from worker {_listed(silent)}",
+                remedy="Fix the hanging environment, or pass a larger timeout (in seconds).",
             ) from error
         except (EOFError, ConnectionError) as error:
             time.sleep(0.1)  # for the exit codes
@@ -206,11 +206,13 @@ class ProcessVectorEnv(AsyncVectorEnv):
                     if p.exitcode is not None]  # fmt: skip
             hint = "A negative exit code is the number of the signal that killed it."
             if what == _START:
-                hint = "A script must do its work under `if __name__ == '__main__':`, since the "
-                hint += "processes import it."
+                hint = (
+                    "Guard the script's entry point with `if __name__ == '__main__':`, since the "
+                )
+                hint += "worker processes import it."
             raise VectorWorkerError(
                 self._name,
-                expected="processes that live as long as the environments",
+                expected="worker processes that run until close()",
                 got=f"the end of worker {_listed(dead)} during {what}",
                 remedy=hint,
                 # Drops the frames of the pipe: Python 3.12 may crash when it collects their
@@ -348,7 +350,7 @@ class _Reports:
     def put(self, report: tuple[int, type[BaseException], Any, str]) -> None:
         index, _, value, _ = report
         thing = f"worker {index} of {self._name}"
-        message = env_error(value, thing, "Make one environment in this process to debug it.")
+        message = env_error(value, thing, "Create one environment in this process to debug it.")
         words = (message.thing, message.expected, str(message.got), message.remedy)
         self._queue.put((index, RuntimeError, words, getattr(message, "user_traceback", "")))
 

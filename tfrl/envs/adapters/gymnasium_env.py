@@ -70,8 +70,8 @@ class AtariOptions:
                 "episodic_life and terminal_on_life_loss",
                 expected="at most one of them",
                 got="both",
-                remedy="Leave terminal_on_life_loss out: with episodic_life the game goes on after "
-                "a lost life, so that later lives are played too.",
+                remedy="Leave terminal_on_life_loss out: with episodic_life the game continues "
+                "after a lost life.",
             )
 
     @classmethod
@@ -280,7 +280,7 @@ class EnvFactory:
         raise UserError(
             f"wrappers of {self.name}",
             expected="functions gymnasium.Env -> gymnasium.Env",
-            got=f"one that returns a {type(wrapped).__name__}",
+            got=f"a function that returns a {type(wrapped).__name__}",
         )
 
 
@@ -327,7 +327,7 @@ class LostEpisode(gymnasium.Wrapper):
 
     def _note(self, error: Exception) -> None:
         self._failed = True
-        _LOG.warning("An episode is lost: %s", error)
+        _LOG.warning("Lost an episode: %s", error)
 
 
 class Member(gymnasium.Wrapper):
@@ -438,7 +438,7 @@ class Member(gymnasium.Wrapper):
         task = self._name.partition(":")[2]
         begin = f"reset(seed={self._seed})" if self._seed is not None else "reset()"
         message = (
-            f"Repeat it: gymnasium.make({task!r}) with the same arguments and wrappers, {begin}"
+            f"Reproduce it: gymnasium.make({task!r}) with the same arguments and wrappers, {begin}"
         )
         if self._episode > 1 or action is not None:
             message += f", then the same actions; this was step {self._step} of episode "

@@ -74,7 +74,7 @@ def _unknown(task: str, env_id: str) -> UserError:
         f"environment gymnasium:{task}",
         expected="a task of Gymnasium's registry",
         got=repr(env_id),
-        remedy=remedy or "Give module:Name-v0 if a module of yours registers it when imported.",
+        remedy=remedy or "Use module:Name-v0 if importing your module registers the task.",
     )
 
 
@@ -141,9 +141,9 @@ def explained(
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return UserError(
             name,
-            expected="the packages that the task needs",
+            expected="the packages that the task requires",
             got=str(error),
-            remedy="Install them with -c constraints.txt, so that TensorFlow's pins hold.",
+            remedy="Install them with -c constraints.txt to keep TensorFlow's pins.",
         )
     match = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
     if match is not None and match[1] in kwargs:
@@ -154,7 +154,7 @@ def explained(
             f"make_env({name!r})",
             expected="arguments of the task",
             got=match[1],
-            remedy="Leave it out, or see the task's page for its arguments.",
+            remedy="Leave it out, or check the task's documentation for its arguments.",
         )
     return error
 
@@ -164,7 +164,7 @@ VECTORIZATIONS = ("auto", "native", "sync", "async")
 # the state before the step. Source: gymnasium/envs/functional_jax_env.py of gymnasium 1.3.0.
 _WRONG = "gymnasium.envs.phys2d."
 _HUGE = 2**31 - 1
-_DEBUG = "Repeat it: gymnasium.make with the same arguments and wrappers."
+_DEBUG = "Reproduce it with gymnasium.make and the same arguments and wrappers."
 
 OuterWrapper = Callable[[VectorEnv], VectorEnv]
 
@@ -279,13 +279,13 @@ def _native(source: VectorSource, num_envs: int) -> Made | str:
     """The task's own vector environment, or the reason for its absence."""
     spec = source.spec
     if spec.vector_entry_point is None:
-        return "the task has no vector environment of its own"
+        return "the task has no native vector environment"
     if source.wrappers:
-        return "wrappers go around single environments"
+        return "wrappers apply to single environments"
     if spec.additional_wrappers:
-        return "the task is registered with wrappers around single environments"
+        return "the task is registered with wrappers of single environments"
     if str(spec.vector_entry_point).startswith(_WRONG):
-        return "its own vector environment holds the others still while it resets one"
+        return "its native vector environment pauses all environments while it resets one"
     make = load(spec.vector_entry_point)
     kwargs = _native_kwargs(source, make, num_envs)
     if isinstance(kwargs, str):
@@ -299,10 +299,10 @@ def _native(source: VectorSource, num_envs: int) -> Made | str:
     vector.close()
     asked = source.autoreset.name
     if mode is None:
-        return "its own vector environment does not tell its autoreset mode"
+        return "its native vector environment does not declare its autoreset mode"
     return (
-        f"its own vector environment resets by {mode.name}, not by {asked} (give "
-        f"autoreset={mode.name!r} for it)"
+        f"its native vector environment resets by {mode.name}, not by {asked} (pass "
+        f"autoreset={mode.name!r} to use it)"
     )
 
 
@@ -317,10 +317,11 @@ def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int
         frames = source.atari.vector_kwargs(source.max_episode_steps)
         if frames is None:
             return (
-                "ALE's own games treat a lost life otherwise (episodic_life, terminal_on_life_loss)"
+                "ALE's vector environment handles a lost life differently (episodic_life, "
+                "terminal_on_life_loss)"
             )
         if source.info_fields and source.autoreset is Autoreset.SAME_STEP:
-            return "ALE's own games give no info of the step that ends an episode (info_fields)"
+            return "ALE's vector environment returns no info for the last step (info_fields)"
         kwargs.update(frames)
     elif source.limit is not None:
         kwargs["max_episode_steps"] = source.limit
@@ -330,7 +331,7 @@ def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int
         kwargs["autoreset_mode"] = _modes(source.autoreset)[0]
     unknown = [] if any_name else sorted(set(kwargs) - set(parameters))
     if unknown:
-        return f"its own vector environment has no argument {', '.join(unknown)}"
+        return f"its native vector environment has no argument {', '.join(unknown)}"
     return kwargs
 
 
@@ -346,12 +347,12 @@ def _not_native(source: VectorSource, num_envs: int, reason: str) -> None:
     if source.vectorization == "native":
         raise UserError(
             f"vectorization of {source.name}",
-            expected="a task whose own vector environment can do what is asked",
+            expected="a task whose native vector environment supports these options",
             got=f"'native', but {reason}",
-            remedy="Give vectorization='sync', or 'auto' to take the native one where it can.",
+            remedy="Pass vectorization='sync', or 'auto' to fall back to it.",
         )
     logging.getLogger(__name__).info(
-        "%s: %d environments are stepped one after another (vectorization='sync'): %s.",
+        "%s: stepping %d environments sequentially (vectorization='sync'): %s.",
         source.name,
         num_envs,
         reason,
@@ -400,10 +401,9 @@ def _wrapped(source: VectorSource, wrapper: OuterWrapper, vector: Made) -> Vecto
             raise
         raise UserError(
             f"outer_wrappers of {source.name}",
-            expected="wrappers that know SAME_STEP",
-            got=f"{getattr(wrapper, '__name__', wrapper)!r}, which refuses it",
-            remedy="Give autoreset='NEXT_STEP', or put a wrapper of single environments into "
-            "wrappers.",
+            expected="wrappers that support SAME_STEP",
+            got=f"{getattr(wrapper, '__name__', wrapper)!r}, which rejects it",
+            remedy="Pass autoreset='NEXT_STEP', or use a single-environment wrapper in wrappers.",
         ) from error
     if isinstance(wrapped, VectorEnv):
         return wrapped
@@ -411,8 +411,8 @@ def _wrapped(source: VectorSource, wrapper: OuterWrapper, vector: Made) -> Vecto
     raise UserError(
         f"outer_wrappers of {source.name}",
         expected="functions gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv",
-        got=f"one that returns a {type(wrapped).__name__}",
-        remedy="Give wrappers of gymnasium.wrappers.vector here, and those of single environments "
+        got=f"a function that returns a {type(wrapped).__name__}",
+        remedy="Pass wrappers of gymnasium.wrappers.vector here, and single-environment wrappers "
         "as wrappers.",
     )
 

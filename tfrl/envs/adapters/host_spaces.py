@@ -12,9 +12,9 @@ from tfrl.types import Nest
 
 # Wrappers that replace an unsupported space, by the class of the space.
 _REMEDIES = {
-    "Graph": "Give its nodes and edges as Box items of a Dict, padded to fixed sizes",
-    "OneOf": "Give a Dict of all of its spaces and a Discrete item that tells which one holds",
-    "Sequence": "Pad it to a fixed length, as a Box",
+    "Graph": "Represent its nodes and edges as Box items of a Dict, padded to fixed sizes",
+    "OneOf": "Use a Dict of all of its spaces and a Discrete item that selects one",
+    "Sequence": "Pad it to a Box of fixed length",
     "Text": "Encode it as a Box or MultiDiscrete of fixed length",
 }
 _WRAPPERS = {"observation": "TransformObservation", "action": "TransformAction"}
@@ -34,12 +34,12 @@ def space_spec(name: str, kind: str, space: Any) -> Nest:
     path, leaf = _unsupported(space, "") or (None, None)
     if path is None:
         return specs.to_spec(space)
-    what = _REMEDIES.get(type(leaf).__name__, "Turn it into one of these")
+    what = _REMEDIES.get(type(leaf).__name__, "Convert it to one of these")
     raise UserError(
         f"{kind} space {path or '.'} of {name}",
         expected="Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
         got=f"{type(leaf).__name__} ({leaf!r})",
-        remedy=f"{what}, by a wrapper such as gymnasium.wrappers.{_WRAPPERS[kind]}: "
+        remedy=f"{what}, with a wrapper such as gymnasium.wrappers.{_WRAPPERS[kind]}: "
         "wrappers=(function,).",
     )
 
@@ -89,7 +89,7 @@ def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
         if array.shape != shape:
             raise UserError(
                 thing,
-                expected=f"shape {list(shape)}, as the space says",
+                expected=f"shape {list(shape)}, as in the space",
                 got=f"{list(array.shape)}",
             )
         return array
@@ -130,7 +130,7 @@ def _batch(thing: str, values: Any, num_envs: int, kinds: str, what: str) -> np.
     example = f", {array[strange[0]]!r} of environment {strange[0]}" if strange else ""
     raise UserError(
         thing,
-        expected=f"{what} [{num_envs}], one for every environment",
+        expected=f"{what} [{num_envs}], one per environment",
         got=f"{array.dtype.name} {list(array.shape)}{example}",
     )
 
@@ -171,8 +171,8 @@ def mask_spec(name: str, action_spec: Nest) -> Nest:
         raise UserError(
             f"info['action_mask'] of {name}",
             expected="a mask of Discrete, MultiDiscrete or MultiBinary actions",
-            got=f"one of {spec!r}",
-            remedy="Leave the mask out of info, for example by a wrapper.",
+            got=f"a mask of {spec!r}",
+            remedy="Remove the mask from info, for example with a wrapper.",
         )
 
     return tf.nest.map_structure(one, action_spec)
@@ -202,4 +202,4 @@ def check_dtypes(thing: str, spec: Nest, batch: Any) -> None:
         return
     have, want = np.asarray(batch).dtype, spec.dtype.as_numpy_dtype
     if not np.can_cast(have, want, "same_kind"):
-        raise UserError(thing, expected=f"{np.dtype(want).name}, as the space says", got=have.name)
+        raise UserError(thing, expected=f"{np.dtype(want).name}, as in the space", got=have.name)

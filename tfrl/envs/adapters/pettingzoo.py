@@ -82,7 +82,7 @@ class ParallelCopies:
                 raise
             except Exception as error:
                 thing = f"reset() of {self.name}, environment {i}"
-                raise env_error(error, thing, f"Repeat it: reset(seed={seed}).") from error
+                raise env_error(error, thing, f"Reproduce it with reset(seed={seed}).") from error
             self._live[i] = set(self._envs[i].agents)
             self._see(i, obs)
             self._tokens[i] += 1
@@ -141,8 +141,8 @@ class ParallelCopies:
         except UserError:
             raise
         except Exception as error:
-            remedy = f"Repeat it: reset(seed={self._seeds[i]}), then the same actions; the last "
-            remedy += f"were {row}."
+            remedy = f"Reproduce it with reset(seed={self._seeds[i]}) and the same actions; "
+            remedy += f"the last were {row}."
             raise env_error(error, f"step() of {self.name}, {place}", remedy) from error
         paid = {}
         for a in row:
@@ -160,7 +160,7 @@ class ParallelCopies:
           NotImplementedError: Without render_mode='rgb_array'.
         """
         if self._options.get("render_mode") != "rgb_array":
-            raise NotImplementedError(f"{self.name} was made without render_mode='rgb_array'")
+            raise NotImplementedError(f"{self.name} was created without render_mode='rgb_array'")
         return np.asarray(self._envs[index].render(), np.uint8)
 
     def _new(self) -> Any:
@@ -198,10 +198,10 @@ class ParallelCopies:
         if stale.size:
             raise UserError(
                 self.name,
-                expected="a step from the state that it returned last",
-                got=f"an older state, or one of another process, in rows {stale.tolist()}",
-                remedy="A host environment cannot be rewound to a snapshot or a checkpoint; go on "
-                "from a new reset.",
+                expected="a step from the latest state",
+                got=f"an older state, or one from another process, in rows {stale.tolist()}",
+                remedy="Continue from a new reset: a host environment cannot be rewound to a "
+                "snapshot or checkpoint.",
             )
 
     def _record(self) -> Nest:
@@ -331,9 +331,9 @@ def _module(name: str, path: str) -> types.ModuleType:
     return import_task(
         name,
         path,
-        "PettingZoo's own begin with pettingzoo. Install others beside it, for example: "
-        "pip install --no-deps mpe2 (with dependencies, pip would put pygame-ce in the place of "
-        "tf-agents' pygame).",
+        "Use a module path such as pettingzoo.butterfly.pistonball_v6. Install third-party "
+        "packages without dependencies, for example: pip install --no-deps mpe2 (otherwise pip "
+        "replaces tf-agents' pygame by pygame-ce).",
     )
 
 
@@ -370,8 +370,8 @@ def make_pettingzoo(
         raise UserError(
             name,
             expected="a module with a function parallel_env",
-            got=f"{task} without one",
-            remedy="Give the path of the environment's module, such as mpe2.simple_spread_v3.",
+            got=f"{task} without this function",
+            remedy="Use the path of the environment's module, such as mpe2.simple_spread_v3.",
         )
     host.refuse_cached(name, autoreset)
     copies = ParallelCopies(name, make, kwargs, num_envs)

@@ -56,7 +56,7 @@ def _leaf(thing: str, kind: str, spec: Any) -> tf.TensorSpec:
     if not number or not shape.is_fully_defined():
         raise UserError(
             thing,
-            expected="an ArraySpec or TensorSpec of numbers, with a static shape",
+            expected="a numeric ArraySpec or TensorSpec with a static shape",
             got=repr(spec),
         )
     if dtype.is_bool:
@@ -101,9 +101,9 @@ def check_reward_spec(name: str, spec: Nest) -> None:
     if leaf is None or tf.TensorShape(leaf.shape).rank != 0:
         raise UserError(
             f"reward spec of {name}",
-            expected="one number a step, a spec of shape ()",
+            expected="one number per step, a spec of shape ()",
             got=repr(spec),
-            remedy="Wrap the environment so that it pays one number, for example their sum.",
+            remedy="Wrap the environment to return a scalar reward, for example the sum.",
         )
 
 
@@ -137,9 +137,10 @@ class MaskReader:
         if [s.shape for s in want.values()] != [tf.TensorShape(s.shape) for s in got.values()]:
             raise UserError(
                 self._thing,
-                expected=f"shape {[s.shape.as_list() for s in want.values()]}, as the actions have",
+                expected=f"shape {[s.shape.as_list() for s in want.values()]}, as in the action "
+                "spec",
                 got=str([tf.TensorShape(s.shape).as_list() for s in got.values()]),
-                remedy="Name the part of the observation that has a number for each action.",
+                remedy="Select the part of the observation with one number per action.",
             )
         self.obs_spec = join_mask(plain(rest), self._spec)
 
@@ -159,7 +160,7 @@ class MaskReader:
                     self._thing,
                     expected=f"a path in the observation ({', '.join(struct.paths(seen))})",
                     got=repr(path),
-                    remedy="Give the path of the mask, or a function obs -> (rest, mask).",
+                    remedy="Pass the path of the mask, or a function obs -> (rest, mask).",
                 )
         return lambda obs: _part(obs, parts)
 

@@ -62,7 +62,7 @@ class Acrobot(Env):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        remedy = "Give the greatest size of the noise in N m, 0 for none."
+        remedy = "Pass the maximum torque noise in N m, or 0 for no noise."
         checks.number("Acrobot.torque_noise_max", self.torque_noise_max, 0, remedy=remedy)
         checks.one_of("Acrobot.book_or_nips", self.book_or_nips, DYNAMICS)
 

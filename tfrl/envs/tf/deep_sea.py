@@ -147,7 +147,7 @@ def _check_seed(seed: Any) -> None:
         return
     raise UserError(
         "DeepSea.mapping_seed",
-        expected="an int from 0 to 2^32 - 1, or None for action 1 to go right in every cell",
+        expected="an int from 0 to 2^32 - 1, or None for action 1 as right in every cell",
         got=repr(seed),
     )
 

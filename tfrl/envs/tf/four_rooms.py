@@ -94,8 +94,8 @@ class FourRooms(Env):
         if len(numbers) == 2 and numbers[0] == numbers[1]:
             raise UserError(
                 "FourRooms.start",
-                expected="another cell than the goal",
-                got=f"{self.start}, the goal",
+                expected="a cell other than the goal",
+                got=f"the goal, {self.start}",
             )
 
     @property
@@ -188,9 +188,9 @@ def _number(name: str, place: Any) -> int:
     if not is_place or WALLS[tuple(place)]:
         raise UserError(
             f"FourRooms.{name}",
-            expected="(row, column) of an open cell, counted from the top left, or None to draw it",
+            expected="(row, column) of an open cell from the top left, or None for a random cell",
             got=f"{place!r}, a wall" if is_place else repr(place),
-            remedy="The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
+            remedy="Use an open cell such as the hallways (3, 6), (6, 2), (7, 9) and (10, 6).",
         )
     return int(_NUMBER[tuple(place)])
 

@@ -45,7 +45,12 @@ class Memory(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        checks.at_least("Memory.num_cues", self.num_cues, 2, remedy="One needs no memory.")
+        checks.at_least(
+            "Memory.num_cues",
+            self.num_cues,
+            2,
+            remedy="Use at least 2 cues: one cue requires no memory.",
+        )
         most, delay = MAX_EPISODE_STEPS - 2, self.delay
         checks.at_least("Memory.delay", delay, 0, maximum=most)
 

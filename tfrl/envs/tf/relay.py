@@ -96,9 +96,9 @@ class Relay(MultiAgentEnv):
         if not 0 <= self.step_cost * self.num_agents < 1:
             raise UserError(
                 "Relay.step_cost",
-                expected=f"from 0 to below 1 / num_agents, {1 / self.num_agents:g}",
+                expected=f"a number from 0 to below 1 / num_agents = {1 / self.num_agents:g}",
                 got=repr(self.step_cost),
-                remedy="Waiting for the news must pay.",
+                remedy="Lower it, so that waiting for the message pays off.",
             )
 
     @property

@@ -265,12 +265,12 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             return
         if self._status is _Status.RUNNING:
             what = "start" if self._ready is None else "step" if self._newest else "reset"
-            self._lose(f"hung in {what} for over {self._allowed:g} s ({what}_timeout)")
+            self._lose(f"hung in {what} for more than {self._allowed:g} s ({what}_timeout)")
             return
         try:
             self._start()
         except OSError as error:
-            self._retry(f"could not be started: {error}")
+            self._retry(f"failed to start: {error}")
 
     # The worker's life cycle.
 
@@ -369,9 +369,9 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             if self._status is _Status.FAILED:
                 raise UserError(
                     f"environment of worker {self.worker_id}",
-                    expected="to be made",
-                    got="a worker that stands still after an error",
-                    remedy="Call reset(), which makes a new environment.",
+                    expected="a running environment",
+                    got="a worker that stopped after an error",
+                    remedy="Call reset(), which creates a new environment.",
                 )
             self._mailbox.pump(None)
         return self._ready
@@ -379,7 +379,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
     def _warn_of_tensorflow(self) -> None:
         if self.worker_id == 0 and self.restarts == 0:
             _LOG.warning(
-                "The processes of the environment workers import TensorFlow, which takes seconds "
-                "and hundreds of MB each: the module that env_factory is defined in imports it. "
-                "Move the environment and its factory into a module of their own."
+                "Each environment worker imports TensorFlow, which takes seconds and hundreds of "
+                "MB, since the module of env_factory imports it. Move the environment and its "
+                "factory to a module without TensorFlow."
             )

@@ -66,10 +66,10 @@ class EpisodeProtocol:
         if state is None:
             raise UserError(
                 f"send_action to environment worker {self.worker_id}",
-                expected="one action for each state of it that get_state has returned",
-                got="an action for a worker that awaits none",
-                remedy="Call get_state first; the last state of an episode takes no action, the "
-                "first of the next episode follows by itself.",
+                expected="one action for each state from get_state",
+                got="an action for a worker without a pending state",
+                remedy="Call get_state first; the last state of an episode takes no action, since "
+                "the next episode starts automatically.",
             )
         return state
 
@@ -85,7 +85,7 @@ def asks_for_reset(action: Any) -> bool:
             "send_action",
             expected="an action, or 'reset'",
             got="'close'",
-            remedy="Call close(): it ends the worker, or all workers of a pool.",
+            remedy="Call close() of the worker or the pool.",
         )
     return isinstance(action, str) and action == "reset"
 
@@ -97,7 +97,7 @@ def check_generation(generation: int | None, current: int) -> int:
     if generation <= current:
         raise UserError(
             "generation of a reset",
-            expected=f"a number above the running one, {current}",
+            expected=f"a number above the current generation, {current}",
             got=str(generation),
         )
     return generation
@@ -167,9 +167,9 @@ class Mailbox:
         if list(other._workers) != [worker]:
             raise UserError(
                 f"environment worker {worker.worker_id} of a WorkerPool",
-                expected="a worker of no pool",
-                got="one that another pool has",
-                remedy="Make workers of its own for each pool.",
+                expected="a worker without a pool",
+                got="a worker of a different pool",
+                remedy="Create separate workers for each pool.",
             )
         for key in other._selector.get_map().values():
             self._selector.register(key.fileobj, key.events, key.data)
@@ -203,14 +203,14 @@ class Mailbox:
           UserError: The mailbox is closed, or no episode was started.
         """
         self.check_open()
-        remedy = "With 0 only what has arrived already is returned, with None it waits."
+        remedy = "Pass 0 to return only available states, or None to wait."
         checks.number("timeout of get_state", timeout, 0, optional=True, remedy=remedy)
         if not any(worker.generation for worker in self._workers):
             raise UserError(
                 "get_state",
-                expected="reset() to have been called",
-                got="workers without an episode",
-                remedy="Call reset() once after making them.",
+                expected="workers with an episode",
+                got="workers that were not reset",
+                remedy="Call reset() first.",
             )
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -262,9 +262,7 @@ class Mailbox:
     def check_open(self) -> None:
         """Raises a UserError if the mailbox is closed."""
         if self.closed:
-            raise UserError(
-                "environment workers", expected="to be open", got="workers that were closed"
-            )
+            raise UserError("environment workers", expected="open workers", got="closed workers")
 
     def close(self) -> int:
         """Ends all hosts; returns the number of threads that did not end."""

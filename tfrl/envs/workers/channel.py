@@ -61,7 +61,7 @@ class ChildChannel:
             except ConnectionError:
                 count = 0
             if count == 0:
-                raise EOFError("the pool's end is closed")
+                raise EOFError("the pool closed the connection")
             filled += count
         return data
 

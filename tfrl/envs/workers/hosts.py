@@ -173,7 +173,7 @@ class ProcessHost:
         if code >= 0:
             return f"died with exit code {code}"
         names = {s.value: s.name for s in signal.Signals}
-        return f"died of {names.get(-code, f'signal {-code}')}"
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 class ThreadHost:
@@ -215,7 +215,7 @@ class ThreadHost:
     @property
     def end(self) -> str:
         """How the thread ended, for messages."""
-        return "left to itself" if self._thread.is_alive() else "ended"
+        return "was abandoned" if self._thread.is_alive() else "ended"
 
 
 Host = ProcessHost | ThreadHost
@@ -228,9 +228,9 @@ def pickled(env_factory: EnvFactory) -> bytes:
     except Exception as error:
         raise UserError(
             "env_factory",
-            expected="something that can be pickled: it is sent to the workers' processes",
+            expected="a picklable factory, since it is sent to the workers' processes",
             got=f"{type(error).__name__}: {error}",
-            remedy="Make what cannot be pickled inside of the factory, or use mode='thread'.",
+            remedy="Create unpicklable objects inside the factory, or pass mode='thread'.",
         ) from error
 
 

@@ -115,9 +115,9 @@ class WorkerPool:
         if not ids or ids != list(range(len(ids))):
             raise UserError(
                 "workers of a WorkerPool",
-                expected="one or more, with the worker_ids 0, 1, ... in order",
+                expected="one or more workers, with the worker_ids 0, 1, ... in order",
                 got=f"worker_ids {ids}",
-                remedy="Make worker w with worker_id=w, which its seeds follow from.",
+                remedy="Create worker w with worker_id=w, which its seeds depend on.",
             )
         pool = cls.__new__(cls)
         pool._left_threads = 0
@@ -196,8 +196,8 @@ class WorkerPool:
 
     def _worker(self, worker_id: Any, method: str) -> Worker:
         most = len(self._workers) - 1
-        order = "send_action(action, worker_id) is the order. " if method == "send_action" else ""
-        remedy = f"{order}There are workers 0 to {most}."
+        order = "Call send_action(action, worker_id). " if method == "send_action" else ""
+        remedy = f"{order}Use a worker_id from 0 to {most}."
         name = f"worker_id of {method}"
         return self._workers[checks.at_least(name, worker_id, 0, maximum=most, remedy=remedy)]
 
@@ -268,8 +268,8 @@ def _checked_episodes(first: Any, count: int) -> list[int]:
     if len(episodes) != count:
         raise UserError(
             name,
-            expected=f"a whole number of at least 0, or {count} of them, one a worker",
+            expected=f"a whole number of at least 0, or {count} of them, one per worker",
             got=repr(first),
-            remedy="Give the next_episodes of the run that is resumed, with as many workers.",
+            remedy="Pass the next_episodes of the resumed run, with the same number of workers.",
         )
     return [checks.at_least(name, episode, 0) for episode in episodes]

@@ -156,19 +156,19 @@ class Failure(NamedTuple):
 
 # The expected outcome of each phase, and the remedy if the environment raised in it.
 _EXPECTED = {
-    Phase.IMPORT: "the environment's factory to load in a fresh Python process",
-    Phase.FACTORY: "the factory to return a gymnasium.Env",
-    Phase.RESET: "reset to return an observation and an info dict",
-    Phase.STEP: "step to return obs, reward, terminated, truncated and info",
-    Phase.SEND: "observation and info to be picklable, as they leave the worker's process",
+    Phase.IMPORT: "a factory that loads in a new Python process",
+    Phase.FACTORY: "a factory that returns a gymnasium.Env",
+    Phase.RESET: "a reset that returns obs and an info dict",
+    Phase.STEP: "a step that returns obs, reward, terminated, truncated and info",
+    Phase.SEND: "picklable obs and info, since they leave the worker's process",
 }
 _REMEDY = {
-    Phase.IMPORT: "Define the factory in a module that can be imported there, or let it refer to "
-    "nothing but what pickles; its modules must be importable from sys.path.",
+    Phase.IMPORT: "Define the factory in a module on sys.path, or let it refer only to picklable "
+    "objects.",
     Phase.FACTORY: "Call the factory once in this process to debug it.",
     Phase.RESET: "Reproduce it with env_factory().reset(seed=...) in this process.",
     Phase.STEP: "Reproduce it in this process with force_sync=True and the same seed.",
-    Phase.SEND: "Drop what cannot be pickled from info in a gymnasium.Wrapper.",
+    Phase.SEND: "Remove unpicklable items from info in a gymnasium.Wrapper.",
 }
 
 
@@ -249,7 +249,7 @@ def too_many_restarts(worker_id: int, max_restarts: int, reasons: list[str]) -> 
         f"environment worker {worker_id}",
         expected=f"at most max_restarts = {max_restarts} deaths or hangs",
         got=f"{len(reasons)}: {'; '.join(reasons[-3:])}" + (" (the last 3)" * (len(reasons) > 3)),
-        remedy="A signal or an exit code points at the environment's native code or at a lack of "
-        "memory, a hang at a too short timeout. Run the environment alone, or raise max_restarts.",
+        remedy="Run the environment alone, raise the timeout, or raise max_restarts; a signal or "
+        "an exit code indicates a fault in native code or a lack of memory.",
         worker_id=worker_id,
     )

@@ -149,7 +149,7 @@ def checked_env(env: Any, thing: str) -> gymnasium.Env:
         thing,
         expected="a gymnasium.Env",
         got=f"{'the vector environment ' * vector}{type(env).__name__}",
-        remedy="Return one environment: the pool has a worker for each."
+        remedy="Return a single environment: the pool runs one per worker."
         if vector
         else "Derive it from gymnasium.Env (reset(seed=, options=), step with 5 values).",
     )
@@ -160,9 +160,9 @@ def check_factory(env_factory: Any) -> EnvFactory:
     if callable(env_factory) and not isinstance(env_factory, gymnasium.Env):
         return env_factory
     if isinstance(env_factory, str):
-        remedy = f"Give functools.partial(gymnasium.make, {env_factory!r})."
+        remedy = f"Pass functools.partial(gymnasium.make, {env_factory!r})."
     else:
-        remedy = "Give a function that makes the environment: each worker makes its own."
+        remedy = "Pass a function that creates the environment, since each worker calls it."
     raise UserError(
         "env_factory",
         expected="a function without arguments that returns a gymnasium.Env",

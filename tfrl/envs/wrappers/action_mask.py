@@ -38,35 +38,35 @@ class ActionMask(Wrapper):
 
     def __post_init__(self) -> None:
         """Finds the mask, and checks that its name is free."""
-        require_bare(self, "Above it the last observation of an episode would have no mask.")
+        require_bare(self, "Above the autoreset the last observation of an episode has no mask.")
         masks = _masks(info_spec(self.env).get(MASK))
         if masks is None:
             raise UserError(
                 "ActionMask",
-                expected=f"an environment that gives info[{MASK!r}]",
-                got=f"{type(self.env.unwrapped).__name__}, which does not",
-                remedy="Give it in reset and in step: which actions are valid at the observation.",
+                expected=f"an environment that returns info[{MASK!r}]",
+                got=f"{type(self.env.unwrapped).__name__}, whose info has no mask",
+                remedy="Return the valid actions at the observation from reset and step.",
             )
         if agent_ids(self.env) is not None:
             raise UserError(
                 "ActionMask",
-                expected="an environment of one agent",
-                got=f"{type(self.env.unwrapped).__name__}, whose info has the masks of several",
-                remedy="Make each agent's observation a Dict with the item 'action_mask', and "
-                "leave it out of info.",
+                expected="a single-agent environment",
+                got=f"{type(self.env.unwrapped).__name__}, whose info has masks of several agents",
+                remedy="Add the item 'action_mask' to each agent's observation, a Dict, and "
+                "remove it from info.",
             )
         if self.env.action_repeat > 1:
             raise UserError(
                 "ActionRepeat",
                 expected="an environment without an action mask",
-                got=f"{type(self.env.unwrapped).__name__}, which gives info[{MASK!r}]",
-                remedy="A repeated action may be invalid at the next frame; leave one of the two "
-                "out.",
+                got=f"{type(self.env.unwrapped).__name__}, which returns info[{MASK!r}]",
+                remedy="Remove ActionRepeat or the mask: a repeated action may be invalid at the "
+                "next frame.",
             )
         if isinstance(self.env.obs_spec, Mapping) and MASK in self.env.obs_spec:
             raise UserError(
                 f"the observation of {type(self.env.unwrapped).__name__}",
-                expected=f"no item {MASK!r} beside the one of info",
+                expected=f"no item {MASK!r} in addition to the one in info",
                 got=f"items {sorted(self.env.obs_spec)}",
             )
         self.mask_spec = tf.nest.map_structure(

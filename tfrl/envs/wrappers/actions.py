@@ -57,7 +57,7 @@ class ActionRepeat(Wrapper):
 
     def __post_init__(self) -> None:
         """Checks the side and the number."""
-        require_bare(self, "Above the autoreset it would add rewards of two episodes.")
+        require_bare(self, "Above the autoreset it sums rewards of two episodes.")
         checks.at_least("ActionRepeat.repeat", self.repeat, 1)
 
     @property
@@ -111,9 +111,9 @@ class ActionRescale(Wrapper):
             if spec.dtype.is_floating and not np.isfinite(specs.bounds(spec)).all():
                 raise UserError(
                     f"action {path}",
-                    expected="finite bounds to rescale to",
+                    expected="finite bounds for ActionRescale",
                     got=f"[{specs.bounds(spec)[0].min():g}, {specs.bounds(spec)[1].max():g}]",
-                    remedy="Leave out ActionRescale, or give the task's action bounds.",
+                    remedy="Remove ActionRescale, or set the task's action bounds.",
                 )
 
     @property

@@ -40,8 +40,8 @@ def require_bare(wrapper: Wrapper, why: str) -> None:
         raise UserError(
             name,
             expected="a bare environment to wrap (below time limit and autoreset)",
-            got=f"one with autoreset {wrapper.env.autoreset.name}",
-            remedy=f"{why} Give it to make_env: wrappers=(lambda env: {name}(env=env, ...),).",
+            got=f"an environment with autoreset {wrapper.env.autoreset.name}",
+            remedy=f"{why} Pass it to make_env: wrappers=(lambda env: {name}(env=env, ...),).",
         )
 
 
@@ -53,7 +53,7 @@ def require_autoreset(wrapper: Wrapper, why: str) -> None:
             name,
             expected="an environment with an autoreset mode to wrap",
             got=f"the bare {type(wrapper.env.unwrapped).__name__}",
-            remedy=f"{why} Wrap what make_env returns, or give it as "
+            remedy=f"{why} Wrap the result of make_env, or pass "
             f"outer_wrappers=(lambda env: {name}(env=env, ...),).",
         )
 

@@ -74,8 +74,8 @@ class Episode(Wrapper):
             raise UserError(
                 "autoreset",
                 expected="a bare environment",
-                got=f"one that has autoreset {self.env.autoreset.name} already",
-                remedy="Add the layer once; tfrl.make_env has added it.",
+                got=f"an environment with autoreset {self.env.autoreset.name}",
+                remedy="Add the layer only once; tfrl.make_env already adds it.",
             )
         checks.at_least("max_episode_steps", self.limit, 1, optional=True)
 

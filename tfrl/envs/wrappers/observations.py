@@ -159,7 +159,7 @@ class ObservationStack(StatefulWrapper):
 
     def __post_init__(self) -> None:
         """Checks the side, the number and the padding."""
-        require_bare(self, "Above the autoreset the history would mix two episodes.")
+        require_bare(self, "Above the autoreset the history mixes two episodes.")
         checks.at_least("ObservationStack.num", self.num, 1)
         checks.one_of("ObservationStack.padding", self.padding, PADDINGS)
 
@@ -265,7 +265,7 @@ def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:
     raise UserError(
         wrapper,
         expected="an environment with several agents (tfrl.envs.MultiAgentEnv)",
-        got=f"{type(env.unwrapped).__name__}, which has one",
+        got=f"{type(env.unwrapped).__name__}, which has one agent",
     )
 
 
@@ -308,7 +308,7 @@ class CentralState(Wrapper):
 
     def __post_init__(self) -> None:
         """Checks the side, and that there are several agents."""
-        require_bare(self, "Above it the state after a reset would stand beside that before.")
+        require_bare(self, "Above the autoreset it mixes states of two episodes.")
         require_agents("CentralState", self.env)
 
     @property

@@ -124,7 +124,7 @@ class RewardNormalize(StatefulWrapper):
 
     def __post_init__(self) -> None:
         """Checks the side and the numbers."""
-        require_autoreset(self, "Below it the running moments would be reset with each episode.")
+        require_autoreset(self, "Below the autoreset the running moments reset with each episode.")
         checks.number("RewardNormalize.epsilon", self.epsilon, 0, closed=False)
         checks.probability("RewardNormalize.discount", self.discount)
 
@@ -199,7 +199,7 @@ class RewardSparse(StatefulWrapper):
 
     def __post_init__(self) -> None:
         """Checks the side."""
-        require_autoreset(self, "Below it an episode that the time limit cuts would never be paid.")
+        require_autoreset(self, "Below the autoreset a truncated episode loses its reward.")
 
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment."""

@@ -97,9 +97,9 @@ class MAPElites(PopulationSearch):
         if not descriptors.shape.is_compatible_with(wanted):
             raise UserError(
                 "descriptors of MAPElites.tell",
-                expected=f"float32 {wanted}, of all candidates in their order",
+                expected=f"float32 {wanted}, in the order of the candidates",
                 got=f"shape {descriptors.shape.as_list()}",
-                remedy="Give each candidate one number an axis of the grid.",
+                remedy="Pass one number per candidate and axis of the grid.",
             )
         return self._told(state, fitness, population, descriptors=descriptors)
 

@@ -33,8 +33,8 @@ def plot_archive(
         raise UserError(
             "optimizer of plot_archive",
             expected="a grid of two descriptors",
-            got=f"{len(optimizer.grid)}",
-            remedy="Draw state.search.archive.fitness by axes of your choice.",
+            got=f"{len(optimizer.grid)} descriptors",
+            remedy="Plot two axes of state.search.archive.fitness.",
         )
     fitness = np.asarray(state.search.archive.fitness).reshape(optimizer.grid)
     (left, right), (bottom, top) = optimizer.descriptor_bounds

@@ -51,7 +51,12 @@ class DE(PopulationSearch):
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        checks.at_least("DE.pop_size", self.pop_size, 4, remedy="A target needs three others.")
+        checks.at_least(
+            "DE.pop_size",
+            self.pop_size,
+            4,
+            remedy="Use at least 4: mutation needs three other candidates.",
+        )
         checks.one_of("DE.variant", self.variant, ("rand/1/bin", "best/1/bin"))
         checks.positive("DE.differential_weight", self.differential_weight)
         checks.probability("DE.crossover_rate", self.crossover_rate)

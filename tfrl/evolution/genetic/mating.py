@@ -38,9 +38,9 @@ class MatingSearch(PopulationSearch):
         if isinstance(self.mutation, PolynomialMutation) and self.bounds is None:
             raise UserError(
                 f"{name}.bounds",
-                expected="(low, high), which PolynomialMutation moves parameters within",
+                expected="(low, high), the range of PolynomialMutation",
                 got="None",
-                remedy="Give bounds=(-1.0, 1.0), or use GaussianMutation.",
+                remedy="Pass bounds=(-1.0, 1.0), or use GaussianMutation.",
             )
 
     def init(self, params: Nest, key: tf.Tensor) -> EvoState:

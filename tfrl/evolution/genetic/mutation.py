@@ -85,7 +85,7 @@ class ERLMutation:
             self.reset_prob,
             0,
             1 - self.super_prob,
-            remedy="super_prob and reset_prob are at most 1 together.",
+            remedy="Lower it, so that super_prob + reset_prob is at most 1.",
         )
 
     def __call__(self, x: tf.Tensor, key: tf.Tensor, space: Space) -> tf.Tensor:

@@ -36,7 +36,7 @@ class ManyObjectivesSearch(MatingSearch):
             f"{type(self).__name__}.num_objectives",
             self.num_objectives,
             2,
-            remedy="For one objective use GA, DE, PSO or an evolution strategy.",
+            remedy="Use GA, DE, PSO or an evolution strategy for one objective.",
         )
 
     def centre(self, search: Any) -> tf.Tensor:

@@ -34,7 +34,7 @@ def hypervolume(points: Any, reference: Any) -> tf.Tensor:
             "points of hypervolume",
             expected="2 or 3 objectives",
             got=str(objectives),
-            remedy="Leave out objectives, or take an estimate of another library.",
+            remedy="Remove objectives, or use a different library's estimate.",
         )
     reference = tf.cast(tf.convert_to_tensor(reference), tf.float64)
     checks.leading_shape("reference of hypervolume", reference, [objectives], "the objectives")

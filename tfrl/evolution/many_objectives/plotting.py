@@ -28,9 +28,9 @@ def plot_front(
     if fitness.ndim != 2 or fitness.shape[1] not in (2, 3):
         raise UserError(
             "fitness of plot_front",
-            expected="[P, 2] or [P, 3], a number an objective",
+            expected="[P, 2] or [P, 3], one number per objective",
             got=f"shape {list(fitness.shape)}",
-            remedy="Choose the objectives to draw.",
+            remedy="Choose two or three objectives to plot.",
         )
     front = np.asarray(pareto_front(fitness))
     rest = np.isfinite(fitness).all(axis=1) & ~front
@@ -39,9 +39,9 @@ def plot_front(
     if len(names) != objectives:
         raise UserError(
             "names of plot_front",
-            expected=f"{objectives} names, one an objective",
+            expected=f"{objectives} names, one per objective",
             got=repr(names),
-            remedy="Leave names out for numbers.",
+            remedy="Leave out names for numbered objectives.",
         )
     figure = figures.Figure(figsize=(5, 4), layout="constrained")
     axes = figure.add_subplot(projection="3d" if objectives == 3 else None)

@@ -203,7 +203,7 @@ def _lattice_steps(size: int, objectives: int) -> int:
         below = math.comb(steps + objectives - 2, objectives - 1)
         raise UserError(
             "RVEA.pop_size",
-            expected=f"as many as a simplex lattice of {objectives} objectives has points",
+            expected=f"the number of points of a simplex lattice with {objectives} objectives",
             got=str(size),
             remedy=f"Use {below} or {points}." if steps > 1 else f"Use {points}.",
         )

@@ -23,12 +23,12 @@ def check_mirrored(name: str, pop_size: int, alternative: str = "") -> None:
 
 def check_rate(name: str, rate: float | Schedule) -> None:
     """Raises a UserError for a learning rate below 0 at some generation."""
-    check_schedule(name, rate, 0.0, math.inf, "Give a number of at least 0, or a schedule.")
+    check_schedule(name, rate, 0.0, math.inf, "Pass a number of at least 0, or a schedule.")
 
 
 def check_noise(name: str, std: float | Schedule) -> None:
     """Raises a UserError for a standard deviation that is not above 0 at some generation."""
-    remedy = "Give a number above 0, or a schedule that stays above it."
+    remedy = "Pass a number above 0, or a schedule that stays above 0."
     schedule = check_schedule(name, std, 0.0, math.inf, remedy)
     approaches = isinstance(schedule, ExponentialSchedule) and schedule.start > 0.0
     if 0.0 in schedule.extremes() and not approaches:

@@ -150,7 +150,8 @@ def step_of_two_rewards(state, action):
     [
         (
             {"step": step_of_another_dtype},
-            "step of {}, state.place: expected float32 [2, 2], as reset returns, got int32 [2, 2].",
+            "step of {}, state.place: expected float32 [2, 2], as returned by reset, got int32 "
+            "[2, 2].",
         ),
         ({"step": step_of_two_rewards}, "step of {}, reward: expected a scalar, got shape [2]."),
         (
@@ -160,7 +161,7 @@ def step_of_two_rewards(state, action):
         ({"reset": lambda key: key}, "reset of {}: expected a tuple (state, obs) or"),
         (
             {"reset": lambda key: (*reset(key), {"hidden": key})},
-            "reset of {}: expected no info beside that of step (noise), got hidden.",
+            "reset of {}: expected no info items other than those of step (noise), got hidden.",
         ),
         (
             {"obs_spec": tf.TensorSpec([2])},
@@ -171,7 +172,7 @@ def step_of_two_rewards(state, action):
                 "reset": lambda key: (key, {"a": jnp.zeros(3)}),
                 "obs_spec": {"a": tf.TensorSpec([2], tf.int32)},
             },
-            "obs_spec of {}, a: expected float32 [3], which reset returns, got int32 [2].",
+            "obs_spec of {}, a: expected float32 [3], as returned by reset, got int32 [2].",
         ),
     ],
 )

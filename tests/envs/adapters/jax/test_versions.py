@@ -19,7 +19,7 @@ def installed(monkeypatch, tensorflow="2.15.1", **found):
     monkeypatch.setattr(versions.tf, "__version__", tensorflow)
 
 
-OLD, NEW = "jax beside TensorFlow 2.15.1: expected jax==0.4.23, ", "expected jax~=0.9.2, "
+OLD, NEW = "jax with TensorFlow 2.15.1: expected jax==0.4.23, ", "expected jax~=0.9.2, "
 REMEDY = " Install both with: pip install 'tfrl[jax]'"
 
 
@@ -31,22 +31,22 @@ REMEDY = " Install both with: pip install 'tfrl[jax]'"
         (
             "2.15.1",
             {"jax": "0.4.23"},
-            f"jaxlib beside TensorFlow 2.15.1: expected jaxlib==0.4.23, got none.{REMEDY}",
+            f"jaxlib with TensorFlow 2.15.1: expected jaxlib==0.4.23, got no installation.{REMEDY}",
         ),
         (
             "2.21.0",
             {"jax": "0.4.23", "jaxlib": "0.4.23"},
-            f"jax beside TensorFlow 2.21.0: {NEW}got 0.4.23.{REMEDY}",
+            f"jax with TensorFlow 2.21.0: {NEW}got 0.4.23.{REMEDY}",
         ),
         (
             "2.21.0",
             {"jax": "0.10.0", "jaxlib": "0.10.0"},
-            f"jax beside TensorFlow 2.21.0: {NEW}got 0.10.0.{REMEDY}",
+            f"jax with TensorFlow 2.21.0: {NEW}got 0.10.0.{REMEDY}",
         ),
         (
             "2.18.0",
             {"jax": "0.4.35", "jaxlib": "0.4.35"},
-            f"jax beside TensorFlow 2.18.0: expected TensorFlow 2.15 or 2.21, got 0.4.35.{REMEDY}",
+            f"jax with TensorFlow 2.18.0: expected TensorFlow 2.15 or 2.21, got 0.4.35.{REMEDY}",
         ),
     ],
 )

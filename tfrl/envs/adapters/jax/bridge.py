@@ -215,7 +215,7 @@ def fit_spec(name: str, spec: Nest, shapes: Nest) -> Nest:
         if tuple(s.shape) != tuple(x.shape) or s.dtype != tf.as_dtype(x.dtype):
             raise UserError(
                 f"obs_spec of {name}" + (f", {path}" if path else ""),
-                expected=f"{np.dtype(x.dtype).name} {list(x.shape)}, which reset returns",
+                expected=f"{np.dtype(x.dtype).name} {list(x.shape)}, as returned by reset",
                 got=f"{s.dtype.name} {s.shape.as_list()}",
             )
     return spec
@@ -324,7 +324,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
         if unknown := sorted(set(own) - set(info)):
             raise UserError(
                 f"reset of {task.name}",
-                expected=f"no info beside that of step ({', '.join(info) or 'none'})",
+                expected=f"no info items other than those of step ({', '.join(info) or 'none'})",
                 got=", ".join(unknown),
             )
         return layout.encode(state), as_nest(obs), {**info, **as_nest(own)}
@@ -383,7 +383,7 @@ def _check_step(name: str, before: Any, after: Any) -> None:
             if expected.get(path) != got.get(path):
                 raise UserError(
                     f"step of {name}, {thing}{path}",
-                    expected=f"{expected.get(path, 'nothing')}, as reset returns",
+                    expected=f"{expected.get(path, 'nothing')}, as returned by reset",
                     got=got.get(path, "nothing"),
                 )
     for thing, x in zip(("reward", "termination", "truncation"), after[2:5], strict=True):

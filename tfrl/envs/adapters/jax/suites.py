@@ -87,7 +87,7 @@ def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) ->
     except ValueError as error:
         raise UserError(
             f"make_env({env_id!r})",
-            expected="arguments that the library's environment takes",
+            expected="arguments of the library's environment",
             got=f"the error {str(error)!r}",
         ) from error
 

@@ -36,9 +36,9 @@ def check_versions() -> None:
         found = _version(package)
         if not wanted or found is None or found not in SpecifierSet(wanted):
             raise UserError(
-                f"{package} beside TensorFlow {tf.__version__}",
+                f"{package} with TensorFlow {tf.__version__}",
                 expected=f"{package}{wanted}" if wanted else f"TensorFlow {' or '.join(_JAX)}",
-                got=found or "none",
+                got=found or "no installation",
                 remedy="Install both with: pip install 'tfrl[jax]'",
             )
 
@@ -62,20 +62,20 @@ def check_devices(jax_platform: str, tf_has_gpu: bool) -> None:
         )
         raise UserError(
             "the devices of JAX",
-            expected="CPU, as TensorFlow sees no GPU",
-            got="a JAX for CUDA that sees one",
-            remedy=f"Set JAX_PLATFORMS=cpu, or: {leave}; with a GPU, install TensorFlow's CUDA "
-            "too: pip install 'tensorflow[and-cuda]'",
+            expected="only CPUs, since TensorFlow detects no GPU",
+            got="a CUDA build of JAX that detects a GPU",
+            remedy=f"Set JAX_PLATFORMS=cpu, or run: {leave}; to use the GPU, run: "
+            "pip install 'tensorflow[and-cuda]'",
         )
     if jax_platform == "cpu" and tf_has_gpu:
         build = "cuda12" if with_plugins else "cuda12_pip"
         links = "" if with_plugins else f" -f {_CUDA}"
         raise UserError(
             "the devices of JAX",
-            expected="a GPU, as TensorFlow sees one",
-            got="a JAX for CPUs",
-            remedy=f"Install its CUDA build with: pip install 'jax[{build}]{wanted}'{links}; or "
-            "hide the GPU with CUDA_VISIBLE_DEVICES=''",
+            expected="a GPU, since TensorFlow detects one",
+            got="a CPU build of JAX",
+            remedy="Install the CUDA build of JAX with: pip install "
+            f"'jax[{build}]{wanted}'{links}; or hide the GPU with CUDA_VISIBLE_DEVICES=''",
         )
 
 

@@ -122,7 +122,7 @@ class MinAtar(Env):
         """Checks the probability."""
         prob = self.sticky_action_prob
         name = f"{type(self).__name__}.sticky_action_prob"
-        checks.probability(name, prob, remedy="MinAtar's own is 0.1; 0 takes every action.")
+        checks.probability(name, prob, remedy="Pass 0.1 as in MinAtar, or 0 for no sticky actions.")
 
     # The rules of a game.
 
