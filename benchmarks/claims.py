@@ -147,11 +147,15 @@ CLAIMS = (
     Claim("ppo/gymnasium_pendulum.gin", -200, seeds=3),
     Claim("a2c/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("a2c/gymnasium_acrobot.gin", -90, seeds=3),
-    Claim(
-        "ppo/gymnasium_half_cheetah.gin",
-        1442.64,
-        note="the target is CleanRL's figure for HalfCheetah-v4, of 3 seeds; see below",
-        seeds=3,
+    *(
+        Claim(
+            f"ppo/gymnasium_{task}.gin",
+            target,
+            note="the target is TF-Agents' figure, "
+            "https://github.com/tensorflow/agents/blob/master/tf_agents/examples/ppo/README.md",
+            tested=task == "half_cheetah",
+        )
+        for task, target in (("half_cheetah", 4239), ("hopper", 2530), ("walker2d", 2971))
     ),
     Claim(
         "ppo/envpool_pong.gin",

@@ -351,7 +351,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
     workflow = workflow_of()
     state = workflow.setup(0)
     workflow.step(state)
-    with pytest.raises(UserError, match=r"(?s)newest of its run.*snapshot"):
+    with pytest.raises(UserError, match=r"(?s)newest state of its run.*snapshot"):
         workflow.step(state)
     with pytest.raises(UserError, match=r"(?s)a state of variables.*snapshot"):
         workflow.step(struct.values(workflow.setup(0)))

@@ -149,8 +149,8 @@ class MirroredTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_envs": 9}, "num_envs: expected a multiple of the 2 replicas, which split"),
         ({"num_envs": 8, "rollout_length": 3, "num_minibatches": 8},
-         "num_minibatches: expected minibatches that divide evenly over the 2 replicas can "
-         "divide, got 3 rows"),
+         "num_minibatches: expected minibatches that divide evenly over the 2 replicas, "
+         "got 3 rows"),
     )  # fmt: skip
     def test_sizes_that_do_not_divide(self, changes, message):
         with pytest.raises(UserError) as error:

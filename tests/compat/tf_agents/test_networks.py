@@ -416,7 +416,7 @@ class RefusalTest(parameterized.TestCase):
             (PPO, "value", q, r"one number.*float32 \[..., 3\]"),
             (DQN, "q", value, "each of 3 actions.*TFAgentsValue"),
             (DQN, "q", policy, "each of 3 actions.*a distribution, Categorical"),
-            (DQN, "q", rnn, "a network without memory.*TFAgentsQNetwork, which has one"),
+            (DQN, "q", rnn, "a network without memory.*TFAgentsQNetwork, which is recurrent"),
         ):
             with pytest.raises(UserError, match=f"{agent.__name__}.{name}: .*{message}"):
                 agent(**specs_of, **{name: given})
