@@ -98,7 +98,7 @@ def pytest_configure(config):
         return  # pytest-xdist's controller runs no test
     import tensorflow as tf
 
-    note_places(False)
+    record_op_stack_traces(False)
     # As in the binaries: hide TensorFlow's hints, for example about retracing.
     tf.get_logger().setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -106,7 +106,7 @@ def pytest_configure(config):
     tf.config.set_logical_device_configuration(cpu, devices)
 
 
-def note_places(notes):
+def record_op_stack_traces(notes):
     """Sets whether graph operations record the Python stack, 1/12 of the test time."""
     from tensorflow.python.framework import ops
 
@@ -116,11 +116,11 @@ def note_places(notes):
 
 
 @pytest.fixture
-def places():
+def op_stack_traces():
     """Records the Python stack of operations, for tests of messages that show it."""
-    note_places(True)
+    record_op_stack_traces(True)
     yield
-    note_places(False)
+    record_op_stack_traces(False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -210,7 +210,7 @@ def test_any_gin_file_has_results(root, tmp_path, monkeypatch, capsys):
     assert "| `mine.gin`, PPO.clip = 0.3 | 512 |  | 450.0 |" in page
     assert "](curves_dark.svg#gh-dark-mode-only)" in page
     assert (tmp_path / "out" / "curves_dark.svg").is_file()
-    with pytest.raises(SystemExit, match="expected --gin_files beside them"):
+    with pytest.raises(SystemExit, match="expected --gin_files, got none"):
         results.main(["--bindings=PPO.clip = 0.3"])
 
 

@@ -137,7 +137,7 @@ class KeysTest(parameterized.TestCase, tf.test.TestCase):
 
     def test_other_seeds_are_refused(self):
         for seed in (1.5, "a", None, True, tf.constant(1.0), tf.constant([1])):
-            with self.assertRaisesRegex(UserError, "seed: expected a whole number"):
+            with self.assertRaisesRegex(UserError, "seed: expected an integer"):
                 seeding.key(seed)
         self.assertAllEqual(seeding.key(np.int64(7)), seeding.key(7))
 

@@ -122,7 +122,7 @@ def test_what_a_dead_peer_said_is_told(fake):
 def test_a_silent_peer_is_not_waited_for(fake):
     peer = fake("--hang", timeout=0.2)
     peer.wait()
-    with pytest.raises(SystemExit, match="^fake said nothing for 0.2 s:\n"):
+    with pytest.raises(SystemExit, match="^fake printed nothing for 0.2 s:\n"):
         peer()
     assert peer._process.poll() is not None
 

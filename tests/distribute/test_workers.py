@@ -53,7 +53,7 @@ def test_an_index_may_be_a_string_of_digits():
 @pytest.mark.parametrize(
     ("config", "got"),
     [
-        ('{"cluster": ', "no JSON: Expecting value at character 12: '{\"cluster\": '"),
+        ('{"cluster": ', "invalid JSON: Expecting value at character 12: '{\"cluster\": '"),
         ("[]", "'[]', which is not an object"),
         ({"task": {"type": "worker", "index": 0}}, "a task, but no cluster"),
         ({"cluster": ["a:1"]}, "cluster '[\"a:1\"]', which is not an object of jobs"),

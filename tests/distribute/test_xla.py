@@ -13,6 +13,7 @@ from tfrl.errors import UserError
 from tfrl.rollout import rollout
 
 X = tf.constant([1.0, -2.0, 3.0])
+pytestmark = pytest.mark.usefixtures("op_stack_traces")
 
 
 def asserts(x):

@@ -193,7 +193,7 @@ GYMNASIUM = {
     "keys": (
         sees({"place": PLACE, "speed": 1, "time": 2}, DICT, first={"place": PLACE, "level": 0}),
         "step 1 of Broken: obs: expected a dict with the keys level, place, got no level and "
-        "the unknown speed, time.",
+        "unknown speed, time.",
     ),
     "keys_below": (
         sees({"inner": {"level": 0}}, spaces.Dict({"inner": DICT})),

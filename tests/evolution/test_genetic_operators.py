@@ -137,7 +137,10 @@ def test_polynomial_mutation_is_that_of_the_formula():
         (lambda: NPointCrossover(points=0.5), "NPointCrossover.points"),
         (lambda: SBX(eta=-1), "SBX.eta"),
         (lambda: GaussianMutation(std=0), "GaussianMutation.std"),
-        (lambda: ERLMutation(super_prob=0.8, reset_prob=0.3), "ERLMutation.reset_prob.*together"),
+        (
+            lambda: ERLMutation(super_prob=0.8, reset_prob=0.3),
+            "ERLMutation.reset_prob.*is at most 1",
+        ),
         (lambda: PolynomialMutation(rate=-1), "PolynomialMutation.rate"),
     ],
 )

@@ -231,8 +231,8 @@ class TestVerify:
         with pytest.raises(UserError) as error:
             self.verify("rescaled")
         assert str(error.value).startswith(
-            "verification of --format=onnx: expected the library's actions within 1e-05, got "
-            "distances and shares of equal choices: action/action_a 0.00"
+            "verification of --format=onnx: expected the library's actions within 1e-05, in a "
+            "process without it, got distances and shares of equal choices: action/action_a 0.00"
         )
         assert self.verify("rescaled", quantized=True)["max_error"] > 5e-4
 

@@ -275,7 +275,7 @@ EXPECTED_FN = (
     [
         (
             lambda y_true, y_pred: 0.0,
-            f"{EXPECTED_LOSS}one of (y_true, y_pred). Write loss_fn=lambda batch, outputs: "
+            f"{EXPECTED_LOSS}a function of (y_true, y_pred). Write loss_fn=lambda batch, outputs: "
             "my_loss(batch['y'], outputs).",
         ),
         (
@@ -313,7 +313,7 @@ def test_what_is_no_model_and_makes_none():
         f"{EXPECTED_FN}'dense'. Write model_fn=make_model, without parentheses."
     )
     assert message(KerasModule, model_fn=lambda units: dense(units), loss_fn="mse") == (
-        f"{EXPECTED_FN}one of (units). Bind the arguments: model_fn=lambda: make_model(...)."
+        f"{EXPECTED_FN}a function of (units). Bind the arguments: model_fn=lambda: make_model(...)."
     )
     for given in (dense, 5, K.Model):
         found = message(KerasModule, model=given, loss_fn="mse", spec=tf.TensorSpec([2]))

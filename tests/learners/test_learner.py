@@ -60,7 +60,7 @@ class LearnerTest(parameterized.TestCase):
         with pytest.raises(
             UserError,
             match=r"minibatch_size: expected a divisor of the 8 rows of the batch, got 3 "
-            r"\(remainder 2\). The nearest multiples are 2 and 4; or choose",
+            r"\(remainder 2\). The nearest divisors are 2 and 4; or choose",
         ):
             learner.update_from_batch(rows(8), minibatch_size=3)
 

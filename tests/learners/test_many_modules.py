@@ -322,7 +322,7 @@ class JointTest(parameterized.TestCase):
         learner = built({"a": Dot(), "b": Dot()}, Wrong)
         text = message(learner.update_from_batch, {m: column([1, 1]) for m in "ab"})
         self.assertIn("compute_losses: expected a loss for each of the modules ['a', 'b']", text)
-        self.assertIn(f"got losses of {sorted(ids)}", text)
+        self.assertIn(f"got losses for {sorted(ids)}", text)
 
     def test_an_optimizer_of_all_modules_trains(self):
         learner = built({"a": Dot(), "b": Dot()}, AllModules)
@@ -449,7 +449,7 @@ class WhoIsTrainedTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (["c"], r"a collection of modules among \['a', 'b'\], or a function, got \['c'\]"),
-        ("a", r"got 'a'. Give \['a'\]"),
+        ("a", r"got 'a'. Pass \['a'\]"),
     )
     def test_a_choice_that_is_none(self, chosen, expected):
         modules = {"a": Dot(), "b": Dot()}
@@ -491,7 +491,7 @@ class RequiredApisTest(parameterized.TestCase):
         text = message(self.Needs, {"a": Dot()})
         self.assertStartsWith(
             text,
-            "module 'a': expected what Needs requires: ValueFunctionAPI, "
+            "module 'a': expected the APIs that Needs requires: ValueFunctionAPI, "
             "TargetNetworkAPI, got Dot, which lacks ValueFunctionAPI: compute_values, "
             "TargetNetworkAPI: update_target.",
         )

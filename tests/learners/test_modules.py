@@ -228,7 +228,7 @@ class AsModuleTest(parameterized.TestCase):
         (Duck, "got the class Duck. Give an instance of it."),
         (
             keras.Sequential(name="mine"),
-            "got the Keras model 'mine' by itself. Wrap it with its loss: tfrl.learners.KerasM",
+            "got the bare Keras model 'mine'. Wrap it with its loss: tfrl.learners.KerasM",
         ),
     )
     def test_what_is_no_module(self, obj, expected):

@@ -172,7 +172,7 @@ def test_no_parameters_can_be_added_later(make):
         "OptimizerEntry.apply: expected variables that the optimizer was built for, got late:0. "
         "Register an optimizer for them; a built one takes no more variables."
     )
-    assert "expected an unused optimizer, got a Adam built" in message(
+    assert "expected an unused optimizer, got a Adam already built" in message(
         OptimizerEntry, entry.optimizer, [late]
     )
     with pytest.raises(AttributeError):

@@ -208,7 +208,7 @@ def test_policies_to_train_out_of_a_generator():
         (3, "3 for a state, which is a dict"),
         ({"rl_module": None}, "None for rl_module, which is a dict"),
         ({"rl_module": {"a": 3}}, "3 for rl_module/a, which is a dict"),
-        ({"rl_module": {"a": {"params/w": None}}}, "rl_module/a/params/w that is no number"),
+        ({"rl_module": {"a": {"params/w": None}}}, "rl_module/a/params/w that is not a number"),
         ({"rl_module": {"a": {"params/w": [[1], [1, 2]]}}}, "rows of different lengths"),
         ({"optimizer": {"a": 3}}, "3 for optimizer/a, which is a dict"),
         ({"counters": {"env_steps": 1.5}}, "env_steps of dtype float64 for int64"),

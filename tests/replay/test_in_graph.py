@@ -488,7 +488,7 @@ class StateTest(parameterized.TestCase):
         maker(n_step=2).init().save(folder)
         with self.assertRaisesRegex(
             UserError,
-            r"^InGraphReplay.n_step: expected 2, as in the buffer saved in .* was made with, "
+            r"^InGraphReplay.n_step: expected 2, as in the buffer saved in .*, "
             r"got 3. Create the buffer with the arguments of the saved one.$",
         ):
             maker(n_step=3).init().restore(folder)

@@ -125,7 +125,9 @@ class OffPolicyTest(parameterized.TestCase):
 
     def test_prioritised_items_of_what_ignores_weights_are_refused(self):
         agent = functools.partial(factories.make_categorical_dqn, hidden=(8,))
-        with self.assertRaisesRegex(UserError, "replay.kind: expected 'uniform', since CategoricalDqn"):
+        with self.assertRaisesRegex(
+            UserError, "replay.kind: expected 'uniform', since CategoricalDqn"
+        ):
             workflow(agent=agent, replay=PRIORITIZED)
 
     @pytest.mark.slow

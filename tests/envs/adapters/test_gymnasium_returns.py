@@ -102,7 +102,7 @@ def test_layout():
     with pytest.raises(UserError) as error:
         check_layout("reset() of x", GOOD, ("observation", "info dict"))
     assert str(error.value).startswith(
-        "reset() of x: expected a tuple (observation, info dict), got ndarray. Return what "
+        "reset() of x: expected a tuple (observation, info dict), got ndarray. Follow "
     )
 
 
@@ -115,7 +115,7 @@ def test_layout():
         ((GOOD, "1", False, False, {}), "expected a number, got '1' of type str."),
         ((GOOD, np.ones(2), False, False, {}), "got array([1., 1.]) of type ndarray."),
         ((GOOD, 0.0, "yes", False, {}), "terminated of gymnasium:Returning-v0, environment 0, "
-         "step 1: expected True or False, got 'yes' of type str. Return bool(terminated); step "),
+         "step 1: expected True or False, got 'yes' of type str. Return bool(terminated): step "),
         ((GOOD, 0.0, False, None, {}), "truncated of gymnasium:Returning-v0, environment 0, "),
         ((GOOD, np.nan, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, step "
          "1: expected finite numbers, got nan, and in 1 more environments. Find the "),
@@ -181,11 +181,11 @@ gymnasium.register("ReturningVector-v0", vector_entry_point=Vector, max_episode_
          "per environment, got object [2], None of environment 1."),
         ({"termination": "yes"}, "terminations of gymnasium:ReturningVector-v0: expected bools"),
         ({"reward": np.nan}, "reward of gymnasium:ReturningVector-v0, environment 1, step 1: "
-         "expected finite numbers, got nan. Find the division"),
+         "expected finite numbers, got nan. Look for a division"),
         ({"obs": np.inf}, "observation of gymnasium:ReturningVector-v0, environment 1, step 1: "
          "expected finite numbers, got inf at index [0]."),
         ({"reward": "raise"}, "step() of gymnasium:ReturningVector-v0: expected no exception, got "
-         "ZeroDivisionError: of a user. Repeat it: "),
+         "ZeroDivisionError: of a user. Reproduce it "),
     ],
 )  # fmt: skip
 def test_vector_environments(given, said):
@@ -198,7 +198,7 @@ def test_vector_environments(given, said):
 
 def test_a_cast_to_a_narrower_type_is_said_once():
     check = observation_fits(Box(-1, 1, (2,), np.float32), "observation of x")
-    with pytest.warns(UserWarning, match="observation of x: float64 is cast to float32") as told:
+    with pytest.warns(UserWarning, match="observation of x: casting float64 to float32") as told:
         check(np.zeros(2))
         check(np.zeros(2))
     assert len(told) == 1

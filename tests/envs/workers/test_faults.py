@@ -365,7 +365,7 @@ def test_a_worker_that_cannot_start_is_given_up():
         start_timeout=2.0,
     ) as pool:
         pool.reset()
-        with pytest.raises(WorkerError, match=r"hung in start for over 2 s \(start_timeout\)"):
+        with pytest.raises(WorkerError, match=r"hung in start for more than 2 s \(start_timeout\)"):
             pool.get_state()
 
 

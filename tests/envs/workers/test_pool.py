@@ -297,7 +297,9 @@ def test_a_closed_pool_says_so(mode):
     for call in calls:
         with pytest.raises(UserError) as error:
             call()
-        assert str(error.value) == ("environment workers: expected to be open, got closed workers.")
+        assert str(error.value) == (
+            "environment workers: expected open workers, got closed workers."
+        )
     assert len(pool) == 1 and pool.pids == []
 
 
