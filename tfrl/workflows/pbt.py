@@ -168,7 +168,7 @@ class PBTWorkflow(Workflow):
                 ]
                 raise UserError(
                     f"Hyperparameter {h.path!r}",
-                    expected="the end of the path of a numeric leaf in the state:  "
+                    expected="the end of the path of a numeric leaf in the state: "
                     + ", ".join(dict.fromkeys(scalars)),
                     got=", ".join(wrong) + ", which are not numeric" if wrong else "no such leaf",
                     remedy="Make an agent's setting a leaf with "
