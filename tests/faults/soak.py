@@ -71,8 +71,8 @@ def main():
     parser.add_argument("--collectors", type=int, default=2)
     parser.add_argument("--gin_bindings", action="append", default=[])
     options = parser.parse_args()
-    if options.minutes < FIRST_MINUTE + WINDOW:
-        parser.error(f"--minutes must be at least {FIRST_MINUTE + WINDOW:g}")
+    if options.minutes < FIRST_MINUTE + 2 * WINDOW:
+        parser.error(f"--minutes must be at least {FIRST_MINUTE + 2 * WINDOW:g}")
     samples, begun = {}, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         root, log = pathlib.Path(folder, "run"), pathlib.Path(folder, "log")

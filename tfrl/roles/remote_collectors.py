@@ -451,19 +451,22 @@ class RolloutCollectors(RemoteCollectors):
         sources: set[tuple[int, int]] = set()  # request and collector of each rollout
         lags: list[int] = []
 
+        deadline = time.monotonic() + self.wait_seconds
+
         def request_again() -> None:
             """After a restart, which may have lost the parameters or rollouts."""
+            nonlocal deadline
             self._dropped += len(rollouts)
             rollouts.clear()
             lags.clear()
             self._request += 1
             self._publish(agent_state)
+            deadline = time.monotonic() + self.wait_seconds
 
         if self._synchronous:
             self._request = self._of_chief(self._request + 1)
         if self._synchronous or self._is_due():
             self._publish(agent_state)
-        deadline = time.monotonic() + self.wait_seconds
         on_reconnect = request_again if self._synchronous and self._leads else None
         while len(rollouts) < self._share:
             item = self._next(deadline, on_reconnect)

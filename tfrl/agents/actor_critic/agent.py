@@ -56,7 +56,7 @@ class ActorCritic(NormalizingAgent):
       memory_size: Its size; only with `memory`.
       sequence_length: Steps of backpropagation through time; None for the full rollout.
       squash: Whether continuous actions are squashed with tanh into their bounds.
-      init_log_std: The initial log standard deviation of continuous actions.
+      init_log_std: The initial log standard deviation of continuous actions; unused with `policy`.
       obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
         one); None for all of it.
       value_obs_key: The item for the default value network, such as the "state" of a centralised

@@ -378,7 +378,10 @@ class Connection:
                 leave_behind(call)
                 raise
             try:
-                return call.result()
+                result = call.result()
+                if on_reconnect is not None and self.reconnections != handled:
+                    on_reconnect()
+                return result
             except (StopIteration, UserError):
                 raise
             except Exception as error:
