@@ -60,6 +60,19 @@ def children(pid, binary=None):
     return found
 
 
+def launch_command(root, gin_file, bindings, *flags):
+    """Returns the command of a distributed run with an evaluator."""
+    return [
+        sys.executable,
+        str(ROOT / "bin" / "launch.py"),
+        f"--gin_file={gin_file}",
+        f"--root_dir={root}",
+        "--evaluators=1",
+        *flags,
+        *(f"--gin_bindings={binding}" for binding in bindings),
+    ]
+
+
 def run(
     kind,
     waits,
@@ -87,18 +100,15 @@ def run(
       bound: Seconds for all of it.
     """
     bindings = ("train.video = False", "train.checkpoint_seconds = 2", *bindings)
-    command = [
-        sys.executable,
-        str(ROOT / "bin" / "launch.py"),
-        f"--gin_file={gin_file}",
+    command = launch_command(
+        root,
+        gin_file,
+        bindings,
         f"--collectors={collectors}",
         f"--learners={learners}",
         f"--seed={seed}",
-        f"--root_dir={root}",
-        "--evaluators=1",
         f"--max_restarts={len(waits) + 3}",
-        *(f"--gin_bindings={binding}" for binding in bindings),
-    ]
+    )
     deadline, log = time.monotonic() + bound, pathlib.Path(f"{root}.log")
     with open(log, "wb") as output:
         launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-from tests.faults.roles import ROOT, children
+from tests.faults.roles import children, launch_command
 
 FIRST_MINUTE = 10.0
 SAMPLE_SECONDS = 5.0
@@ -76,16 +76,10 @@ def main():
     samples, begun = {}, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         root, log = pathlib.Path(folder, "run"), pathlib.Path(folder, "log")
-        command = [
-            sys.executable,
-            str(ROOT / "bin" / "launch.py"),
-            f"--gin_file={options.gin_file}",
-            f"--collectors={options.collectors}",
-            f"--root_dir={root}",
-            "--evaluators=1",
-            "--gin_bindings=train.total_env_steps = 1_000_000_000",
-            *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
-        ]
+        endless = "train.total_env_steps = 1_000_000_000"
+        bindings = (endless, *options.gin_bindings)
+        collectors = f"--collectors={options.collectors}"
+        command = launch_command(root, options.gin_file, bindings, collectors)
         with open(log, "wb") as output:
             launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             while (now := (time.monotonic() - begun) / 60) < options.minutes:
@@ -97,7 +91,7 @@ def main():
                 for pid, role in processes.items():
                     try:
                         samples.setdefault((role, pid), []).append((now, *usage(pid)))
-                    except (FileNotFoundError, ProcessLookupError):
+                    except OSError:  # it has ended
                         continue
                 time.sleep(SAMPLE_SECONDS)
             launcher.send_signal(signal.SIGTERM)

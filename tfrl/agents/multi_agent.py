@@ -133,8 +133,7 @@ def _check_equal(m: str, ids: tuple[str, ...], obs_spec: Nest, action_spec: Nest
                 expected=f"agents with the {name} spec of {ids[0]}: {leaves[ids[0]]}",
                 got="; ".join(f"{a}: {leaves[a]}" for a in others),
                 remedy="Map agents with different specs to separate modules, or unify the specs "
-                "with "
-                "a wrapper.",
+                "with a wrapper.",
             )
 
 

@@ -80,7 +80,7 @@ def from_tf_config(environ: Mapping[str, str]) -> Workers | None:
     except json.JSONDecodeError as error:
         raise _malformed(
             [f"invalid JSON: {error.msg} at character {error.pos}: {_short(text)}"]
-        ) from (error)
+        ) from error
     if not isinstance(config, dict):
         raise _malformed([f"{_short(text)}, which is not an object"])
     cluster = config.get("cluster")

@@ -58,7 +58,7 @@ class Injection(struct.Struct):
                 f"{name}.pop_size",
                 expected=f"more than the {self.num_actors} actors that replace candidates",
                 got=size,
-                remedy="Use a larger population, such as 10.",
+                remedy=f"Use a larger population, such as {max(10, 2 * self.num_actors)}.",
             )
 
     @property

@@ -72,8 +72,7 @@ def check_replicas(
             expected=f"{_replicas(before)}, on which its run was started ({same})",
             got=f"{_replicas(now)} ({describe(workflow.replicas.strategy)})",
             remedy="Resume with the same number of replicas, choose another --root_dir, or move "
-            "the "
-            "run aside with --if_exists=new. Evaluation runs on any number.",
+            "the run aside with --if_exists=new. Evaluation runs on any number.",
         )
 
 

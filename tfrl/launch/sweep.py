@@ -71,8 +71,7 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
             expected="name.parameter=[value, ...], a list of Python literals",
             got=repr(value.strip()),
             remedy="Write for example --grid='ModuleConfig.lr=[1e-3, 3e-4]'; strings and "
-            "references "
-            "need quotes: ['@MLP()'].",
+            "references need quotes: ['@MLP()'].",
         )
     return name.strip(), list(values)
 

@@ -35,6 +35,7 @@ def check_model(model: Any, model_fn: Any) -> None:
             got="neither" if model is None else "both",
             remedy="Pass one of them; model_fn creates fresh parameters for every key.",
         )
+    thing, expected = "KerasModule.model_fn", "a function without arguments that returns a model"
     if model_fn is None:
         if keras.is_model(model):
             return
@@ -42,24 +43,12 @@ def check_model(model: Any, model_fn: Any) -> None:
         got = repr(model)
         remedy = "Write model=model, or model_fn=make_model for a function that returns a model."
     elif keras.is_model(model_fn):
-        thing, expected = (
-            "KerasModule.model_fn",
-            "a function without arguments that returns a model",
-        )
         got = f"the model {model_fn.name!r} itself"
         remedy = "Write model=model."
     elif not callable(model_fn):
-        thing, expected = (
-            "KerasModule.model_fn",
-            "a function without arguments that returns a model",
-        )
         got = repr(model_fn)
         remedy = "Write model_fn=make_model, without parentheses."
     elif not _takes(model_fn, 0):
-        thing, expected = (
-            "KerasModule.model_fn",
-            "a function without arguments that returns a model",
-        )
         got = f"a function of {inspect.signature(model_fn)}"
         remedy = "Bind the arguments: model_fn=lambda: make_model(...)."
     else:

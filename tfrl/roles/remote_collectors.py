@@ -188,8 +188,8 @@ class RemoteCollectors(Collectors):
     def _who(self) -> str:
         """Describes the processes that the learner waits for, for the user."""
         now = time.monotonic()
-        heard = [f"{i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
-        said = f"Last reports of collectors: {', '.join(heard) or 'none'}."
+        heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
+        said = f"Last reports: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
 
     def _of_table(self) -> str:
@@ -446,12 +446,35 @@ class RolloutCollectors(RemoteCollectors):
         Each of several workers gets its share of them.
         """
         del key, waits
-        steps = self._learner_steps
-        rollouts: list[list[np.ndarray]] = []
-        sources: set[tuple[int, int]] = set()  # request and collector of each rollout
-        lags: list[int] = []
+        if self._synchronous:
+            self._request = self._of_chief(self._request + 1)
+        if self._synchronous or self._is_due():
+            self._publish(agent_state)
+        rollouts, lags = self._gather(agent_state)
+        joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
+        played = tf.nest.pack_sequence_as(self._form, joined)
+        self._env_steps += sum(self._of_all(int(np.count_nonzero(played.valid))))
+        metrics = {
+            **self._heartbeats(),
+            "dropped_rollouts": np.float32(sum(self._of_all(self._dropped))),
+            "policy_lag": np.float32(np.mean(self._of_all(float(np.mean(lags))))),
+        }
+        self._dropped = 0
+        return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
 
-        deadline = time.monotonic() + self.wait_seconds
+    def _gather(self, agent_state: Any) -> tuple[list[list[np.ndarray]], list[int]]:
+        """Waits for this process's share of rollouts.
+
+        Args:
+          agent_state: The state to publish again if the server restarts.
+
+        Returns:
+          The leaves of each rollout, and its policy lag.
+        """
+        steps, deadline = self._learner_steps, time.monotonic() + self.wait_seconds
+        rollouts: list[list[np.ndarray]] = []
+        lags: list[int] = []
+        sources: set[tuple[int, int]] = set()  # request and collector of each rollout
 
         def request_again() -> None:
             """After a restart, which may have lost the parameters or rollouts."""
@@ -463,10 +486,6 @@ class RolloutCollectors(RemoteCollectors):
             self._publish(agent_state)
             deadline = time.monotonic() + self.wait_seconds
 
-        if self._synchronous:
-            self._request = self._of_chief(self._request + 1)
-        if self._synchronous or self._is_due():
-            self._publish(agent_state)
         on_reconnect = request_again if self._synchronous and self._leads else None
         while len(rollouts) < self._share:
             item = self._next(deadline, on_reconnect)
@@ -482,16 +501,7 @@ class RolloutCollectors(RemoteCollectors):
             sources.add((request, task_id))
             rollouts.append([item[path] for path in self._leaves])
             lags.append(lag)
-        joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
-        played = tf.nest.pack_sequence_as(self._form, joined)
-        self._env_steps += sum(self._of_all(int(np.count_nonzero(played.valid))))
-        metrics = {
-            **self._heartbeats(),
-            "dropped_rollouts": np.float32(sum(self._of_all(self._dropped))),
-            "policy_lag": np.float32(np.mean(self._of_all(float(np.mean(lags))))),
-        }
-        self._dropped = 0
-        return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
+        return rollouts, lags
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""

@@ -369,5 +369,5 @@ def _check_stacks(workflow: Workflow) -> None:
             "on the device, on one replica",
             got=workflow.describe(),
             remedy="Environments on the host and experience on a server are not in the state; "
-            "ERL and priorities write in place.",
+            "ERL and priorities write in place; a PBTWorkflow has no PBTWorkflow as member.",
         )

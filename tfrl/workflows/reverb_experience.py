@@ -116,8 +116,7 @@ class ReverbExperience:
                 expected=f"items to sample within {self._workflow.replay.timeout:g} s",
                 got="none",
                 remedy="Raise samples_per_insert to allow batch_size * updates_per_step samples "
-                "per "
-                "env step, or raise its tolerance or the timeout.",
+                "per env step, or raise its tolerance or the timeout.",
             ) from error
 
     # Traced.

@@ -178,8 +178,7 @@ class OffPolicy(NormalizingAgent):
                 expected="n_step=1 and a discount above 0",
                 got=f"n_step={self.n_step}, discount={self.discount:g}",
                 remedy="Leave 'discount' out, or set n_step=1: the replay buffer sums n-step "
-                "rewards "
-                "with its own discount.",
+                "rewards with its own discount.",
             )
 
     def bounds(self) -> dict[str, Bound]:

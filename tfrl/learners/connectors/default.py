@@ -134,8 +134,7 @@ class GeneralAdvantageEstimation(Connector):
                 "discount and gae_lambda unless the pipeline sets them",
                 got="; ".join(lacks),
                 remedy="Implement ValueFunctionAPI, exclude modules with module_ids=, or remove "
-                "this "
-                "piece from the pipeline.",
+                "this piece from the pipeline.",
             )
 
     def _add(

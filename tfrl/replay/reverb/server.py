@@ -56,8 +56,7 @@ def keep_to_loopback(port: int) -> None:
             got=(error.strerror or str(error)).lower(),
             remedy="Linux allows it from 5.7 on. Where the network is trusted, bind='0.0.0.0' (in "
             "gin ReverbReplay.bind) opens the port: any client that reaches it can read, change "
-            "and "
-            "delete the experience.",
+            "and delete the experience.",
         ) from error
 
 

@@ -104,8 +104,7 @@ def check_signature(table: str, want: Mapping[str, tf.TensorSpec], got: Any) -> 
                 expected=texts[0],
                 got=texts[1],
                 remedy="Use the specs of the environment and the agent, and the item settings, "
-                "that "
-                "the server was started with.",
+                "that the server was started with.",
             )
 
 
