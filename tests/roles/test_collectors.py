@@ -145,6 +145,79 @@ def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, mo
     job.server.stop()
 
 
+class _TwoWorkers:
+    """A `WorkerGroup` of two threads."""
+
+    num_workers = 2
+
+    def __init__(self, index, shared):
+        self.index, self.is_chief = index, index == 0
+        self._values, self._barrier = shared
+
+    def all_gather(self, value):
+        self._values[self.index] = value
+        self._barrier.wait(timeout=30.0)
+        values = list(self._values)
+        self._barrier.wait(timeout=30.0)
+        return values
+
+
+def test_a_worker_of_a_synchronous_learner_asks_again_though_the_chief_has_its_rollouts(
+    monkeypatch,
+):
+    job = Job(PPO, 2)
+    learners = [workflow(PPO) for _ in range(2)]
+    workers = [RolloutCollectors(x, job.server.address, wait_seconds=30.0) for x in learners]
+    states = [learner.setup(0) for learner in learners]
+    job.begin()
+    groups = ([0, 0], threading.Barrier(2))
+    for i, learner in enumerate(learners):
+        monkeypatch.setattr(learner, "_worker_group", _TwoWorkers(i, groups))
+    chief_has_rollouts, other = threading.Event(), workers[1]
+    gather, lost = RolloutCollectors._gather, []
+
+    def gather_in_turn(self, agent_state):
+        if self is not other:
+            result = gather(self, agent_state)
+            chief_has_rollouts.set()
+            return result
+        if not lost:
+            assert chief_has_rollouts.wait(timeout=30.0)
+            # Another reader takes the rollout of this worker, then the server restarts.
+            client = self._variables.client
+            lost.append(next(client.sample(tables.ROLLOUTS, 1, emit_timesteps=False)))
+
+            def reconnect():
+                self._variables._heartbeat.reconnections += 1
+
+            threading.Timer(0.5, reconnect).start()
+        return gather(self, agent_state)
+
+    monkeypatch.setattr(RolloutCollectors, "_gather", gather_in_turn)
+    rows = [[], []]
+
+    def learn(i):
+        workers[i].begin(states[i])
+        for _ in range(3):
+            played, _, _ = workers[i].play(states[i].agent_state, (), (), None, waits=True)
+            rows[i].append(played)
+
+    threads = [threading.Thread(target=learn, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60.0)
+        assert not thread.is_alive()
+    assert lost and [len(x) for x in rows] == [3, 3]
+    assert all(float(x.metrics["policy_lag"]) == 0.0 for x in rows[0] + rows[1])
+    assert all(x.trajectory.reward.shape == (8, 2) for x in rows[0] + rows[1])
+    workers[0].finish(states[0])
+    job.join()
+    for learner in learners:
+        learner.close()
+    job.server.stop()
+
+
 @pytest.mark.slow
 def test_a_learner_on_several_replicas():
     """Their rows together are those of one device, and so is what is learnt of them."""

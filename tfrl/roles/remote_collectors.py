@@ -48,7 +48,8 @@ _SILENT_SECONDS = 10.0
 class RemoteCollectors(Collectors):
     """Publishes the agent's state to collectors, and counts their experience.
 
-    In a learner of several workers, the chief does so and broadcasts the results.
+    In a learner of several workers, the chief does so and broadcasts the results. After a restart
+    of the server each worker of a synchronous learner publishes, to ask for rollouts again.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class RemoteCollectors(Collectors):
         """Tells the collectors that the run has ended; does not wait for them."""
         self._ending.set()
         self._steps = state.metrics.learner["learner_steps"]
-        self._publish(state.agent_state, finished=True)
+        if self._leads:
+            self._publish(state.agent_state, finished=True)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -117,11 +119,10 @@ class RemoteCollectors(Collectors):
     # Parameters.
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._published >= self._publish_seconds
+        """Whether this process should publish parameters."""
+        return self._leads and time.monotonic() - self._published >= self._publish_seconds
 
     def _publish(self, agent_state: Any, finished: bool = False) -> None:
-        if not self._leads:
-            return
         now = parameters.Published(
             agent_state,
             self._learner_steps,
@@ -417,7 +418,7 @@ class RolloutCollectors(RemoteCollectors):
     def begin(self, state: State) -> None:
         """See `RemoteCollectors`; starts a synchronous run's requests at a new number."""
         if self._synchronous and not self._request:
-            self._request = self._of_chief(time.time_ns())
+            self._request = max(self._of_all(time.time_ns()))
         super().begin(state)
 
     @property
@@ -447,8 +448,8 @@ class RolloutCollectors(RemoteCollectors):
         """
         del key, waits
         if self._synchronous:
-            self._request = self._of_chief(self._request + 1)
-        if self._synchronous or self._is_due():
+            self._request = max(self._of_all(self._request)) + 1
+        if self._is_due() or (self._synchronous and self._leads):
             self._publish(agent_state)
         rollouts, lags = self._gather(agent_state)
         joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
@@ -482,18 +483,19 @@ class RolloutCollectors(RemoteCollectors):
             self._dropped += len(rollouts)
             rollouts.clear()
             lags.clear()
-            self._request += 1
+            # Collectors answer the greatest request: the latest, if several workers ask again.
+            self._request = max(self._request + 1, time.time_ns())
             self._publish(agent_state)
             deadline = time.monotonic() + self.wait_seconds
 
-        on_reconnect = request_again if self._synchronous and self._leads else None
+        on_reconnect = request_again if self._synchronous else None
         while len(rollouts) < self._share:
             item = self._next(deadline, on_reconnect)
             task_id, request = int(item.pop(TASK_ID)), int(item.pop(REQUEST))
             self._heard[task_id] = time.monotonic()
             lag = steps - int(item.pop(POLICY_VERSION))
             late = self._max_policy_lag is not None and lag > self._max_policy_lag
-            # Reverb may insert a rollout twice. The chief's requests may be newer than a worker's.
+            # Reverb may insert a rollout twice. Another worker's request may be newer than this one's.
             known = self._synchronous and (request, task_id) in sources
             if late or known or (self._synchronous and request < self._request):
                 self._dropped += 1
@@ -512,10 +514,6 @@ class RolloutCollectors(RemoteCollectors):
     def _of_all(self, value: Any) -> list[Any]:
         """Returns the values of all workers of the learner."""
         return [value] if self._group is None else self._group.all_gather(value)
-
-    def _of_chief(self, value: int) -> int:
-        """Returns the chief's value, in all workers of the learner."""
-        return value if self._group is None else int(self._group.broadcast(value))
 
     def _next(
         self, deadline: float, on_reconnect: Callable[[], None] | None
