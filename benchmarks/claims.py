@@ -237,6 +237,16 @@ CLAIMS = (
     Claim("evolution/cma_es_tf_cartpole.gin", 475),
     Claim("evolution/sep_cma_es_tf_cartpole.gin", 475),
     Claim("evolution/ga_tf_cartpole.gin", 475),
+    *(
+        Claim(f"evolution/{search}_tf_cartpole.gin", 475, seeds=3)
+        for search in ("vanilla_es", "snes", "xnes", "diagonal_cem", "de", "pso", "cso")
+    ),
+    Claim(
+        "evolution/pgpe_tf_cartpole.gin",
+        475,
+        note="its learning rate was chosen by trials with other seeds",
+        seeds=3,
+    ),
     Claim("evolution/open_es_tf_pendulum.gin", -250),
     Claim(
         "evolution/cma_es_tf_pendulum.gin",

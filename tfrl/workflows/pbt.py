@@ -84,7 +84,7 @@ class PBTWorkflow(Workflow):
           explore: Chooses the next values: `Perturb()` by default, `CSOExplore()`.
           fitness: "training", the mean return of the episodes that ended last, or "evaluation",
             the mean return of the workflow's evaluation.
-          max_rounds_recorded: Rounds that the lineage holds.
+          max_rounds_recorded: Rounds that the lineage holds, from the first; later ones are not in it.
           compile: "auto", "xla", "graph" or "eager", of the members; "auto" times graph against
             XLA.
           iterations_per_call: Rounds per compiled call; None for calls of about half a second.
