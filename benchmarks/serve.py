@@ -1,15 +1,17 @@
 """Load on `tfrl-serve`: requests per second and latencies, against the SavedModel in a loop.
 
   python -m benchmarks.serve --clients=1,8,32 --seconds=5
+  python -m benchmarks.serve --grpc
 
 Trains PPO on CartPole for one iteration and serves its checkpoint. Clients in another process
-request one action after the other over persistent connections. Ends with a JSON line for the
-SavedModel's signature in a loop, and one for each number of clients.
+request one action after the other over persistent connections, by HTTP, with --grpc by gRPC too.
+Ends with a JSON line for the SavedModel's signature in a loop, and one for each number of clients.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import pathlib
@@ -18,8 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from benchmarks import measure
+from tfrl.launch.local_engine import free_ports
 
 OBS = [0.01, 0.02, -0.03, 0.04]
 
@@ -61,14 +65,41 @@ async def _client(port: int, body: bytes, until: float, taken: list[float]) -> N
     writer.close()
 
 
-def ask(port: int, clients: int, rows: int, seconds: float) -> dict[str, float]:
+async def _grpc_client(port: int, request: Any, until: float, taken: list[float]) -> None:
+    """One gRPC channel that asks again and again."""
+    import grpc
+    from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+    own = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own) as channel:
+        predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
+        while (start := time.perf_counter()) < until:
+            await predict(request)
+            taken.append(time.perf_counter() - start)
+
+
+def _predict_request(rows: int) -> Any:
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "policy"
+    proto = tf.make_tensor_proto([OBS] * rows, tf.float32)
+    request.inputs["observation"].CopyFrom(proto)
+    return request
+
+
+def ask(port: int, grpc: bool, clients: int, rows: int, seconds: float) -> dict[str, float]:
     """Runs clients for some seconds; returns the figures."""
+    request: Any = json.dumps({"instances": [OBS] * rows}).encode()
+    client: Any = _client
+    if grpc:
+        request, client = _predict_request(rows), _grpc_client
 
     async def run(duration: float) -> list[float]:
         taken: list[float] = []
-        body = json.dumps({"instances": [OBS] * rows}).encode()
         until = time.perf_counter() + duration
-        await asyncio.gather(*(_client(port, body, until, taken) for _ in range(clients)))
+        await asyncio.gather(*(client(port, request, until, taken) for _ in range(clients)))
         return taken
 
     asyncio.run(run(0.5))
@@ -79,7 +110,7 @@ def ask(port: int, clients: int, rows: int, seconds: float) -> dict[str, float]:
 
 @contextlib.contextmanager
 def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
-    """Serves a run folder in its own process; yields the port."""
+    """Serves a run folder in its own process; yields the port of HTTP."""
     command = [sys.executable, "-m", "tfrl", "serve", f"--root_dir={folder}", "--http_port=0"]
     with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -99,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", default="1,8,32", help="comma-separated numbers of clients")
     parser.add_argument("--rows", type=int, default=1, help="rows per request")
     parser.add_argument("--batch_timeout_ms", type=float, default=0.0, help="flag of tfrl-serve")
+    parser.add_argument("--grpc", action="store_true", help="measures gRPC too")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch) / "run"
@@ -106,15 +138,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # without a running server
             found = pool.apply(saved_model_in_a_loop, (folder / "policy", args.rows, args.seconds))
         measure.emit(benchmark="serve", what="SavedModel in a loop", rows=args.rows, **found)
-        with served(folder, [f"--batch_timeout_ms={args.batch_timeout_ms}"]) as port:
-            for clients in map(int, args.clients.split(",")):
+        flags = [f"--batch_timeout_ms={args.batch_timeout_ms}"]
+        (grpc_port,) = free_ports(1)
+        if args.grpc:
+            flags.append(f"--grpc_port={grpc_port}")
+        with served(folder, flags) as http_port:
+            ports = {"http": http_port, **({"grpc": grpc_port} if args.grpc else {})}
+            for api, clients in itertools.product(ports, map(int, args.clients.split(","))):
                 measure.emit(
                     benchmark="serve",
-                    what="tfrl-serve",
+                    what=f"tfrl-serve, {api}",
                     clients=clients,
                     rows=args.rows,
                     batch_timeout_ms=args.batch_timeout_ms,
-                    **ask(port, clients, args.rows, args.seconds),
+                    **ask(ports[api], api == "grpc", clients, args.rows, args.seconds),
                 )
 
 
