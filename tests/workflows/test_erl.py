@@ -279,6 +279,25 @@ def test_a_member_that_is_no_number_is_lost():
     assert np.isfinite(rows[1]["fitness_mean"]) and np.isfinite(rows[1]["critic/loss"])
 
 
+@struct.logic_dataclass
+class AllAreBroken(GA):
+    """No candidate has finite parameters."""
+
+    def sample(self, search, generation, key):
+        return super().sample(search, generation, key) * float("nan")
+
+
+def test_no_learner_steps_without_experience():
+    workflow = workflow_of(
+        optimizer=AllAreBroken(pop_size=4), inject="none", learning_starts=0, batch_size=16
+    )
+    rows, state = after(workflow)
+    assert [row["lost_members"] for row in rows] == [4, 4]
+    # An agent's episode of 10 steps in each generation: a batch at the second.
+    assert [row["updates"] for row in rows] == [0, 100]
+    assert int(workflow.replay_buffer(state).size()) == 20
+
+
 class Failing(gymnasium.Wrapper):
     """Raises at its fifth step, once per process."""
 
@@ -371,7 +390,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
         ({"optimizer": None}, r"a search of tfrl.evolution"),
         ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"single-objective"),
         ({"optimizer": MAPElites(**ARCHIVE)}, r"optimizer.*descriptors.*MAPElites"),
-        ({"inject": "mean"}, r"GA.pull.*mean"),
+        ({"inject": "mean"}, r"inject.*'mean'.*GA.*'replace'"),
         ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniform"),
         ({"replay": functools.partial(BUFFER, capacity=3)}, r"replay.capacity.*4"),
         ({"batch_size": 0}, r"batch_size"),

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import tfrl
 from tfrl import make_env, seeding, struct, traces
-from tfrl.envs.wrappers import RewardAndEnergy
+from tfrl.envs.wrappers import RewardAndEnergy, RewardNormalize, RewardScale
 from tfrl.errors import UserError
-from tfrl.evolution import OpenES, PolicyAgent
+from tfrl.evolution import NSGA2, MAPElites, OpenES, PolicyAgent
 from tfrl.evolution.population import bare, start_states
 from tfrl.rollout import fast_eval_rollout_episode
 from tfrl.workflows import EvolutionWorkflow, evolution
@@ -32,9 +32,11 @@ class TracedAgent(PolicyAgent):
         return super().evaluate_actions(*args, **kwargs)
 
 
-def workflow_of(task="tf:CartPole-v1", agent=PolicyAgent, pop_size=8, limit=20, **options):
+def workflow_of(
+    task="tf:CartPole-v1", agent=PolicyAgent, pop_size=8, limit=20, outer_wrappers=(), **options
+):
     options = {"compile": "graph", "eval_episodes": 4, "max_episode_steps": limit, **options}
-    env = make_env(task, num_envs=4)
+    env = make_env(task, num_envs=4, outer_wrappers=outer_wrappers)
     return EvolutionWorkflow(env, agent, OpenES(pop_size=pop_size), **options)
 
 
@@ -78,6 +80,20 @@ def test_each_member_plays_by_its_own_parameters(agent, group, common):
         np.testing.assert_allclose(
             played.totals.episode_returns[member], totals.episode_returns, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("pop_size, episodes", [(4, 2), (2, 1)])
+def test_two_copies_below_a_wrapper_start_alike(pop_size, episodes):
+    """The key of the autoreset layer has two numbers, as many as there are environments."""
+    workflow = workflow_of(
+        pop_size=pop_size,
+        episodes_per_member=episodes,
+        common_random_numbers=True,
+        outer_wrappers=[lambda env: RewardScale(env=env, scale=2.0)],
+        limit=5,
+    )
+    metrics, _ = after(workflow, 1)
+    assert metrics["fitness_mean"] == 10.0
 
 
 def test_members_start_alike_where_asked():
@@ -221,6 +237,83 @@ def test_a_fitness_that_is_not_finite_is_lost_counted_and_warned_of(capsys):
     assert said.startswith("Warning: members lost at 40 env steps: 1. Their fitness is not")
 
 
+class WrongEnergy(EvolutionWorkflow):
+    """The third member's second objective is NaN."""
+
+    def fitness(self, played):
+        fitness = super().fitness(played)
+        lost = tf.range(self.optimizer.pop_size) == 2
+        energy = tf.where(lost, float("nan"), fitness[:, 1])
+        return tf.stack([fitness[:, 0] + 100.0 * tf.cast(lost, tf.float32), energy], axis=1)
+
+
+def test_a_member_of_which_one_objective_is_not_finite_is_lost(tmp_path):
+    env = make_env("tf:Pendulum-v1", wrappers=(lambda env: RewardAndEnergy(env=env),))
+    workflow = WrongEnergy(
+        env,
+        optimizer=NSGA2(pop_size=4, bounds=(-1.0, 1.0)),
+        objectives=("reward", "energy"),
+        eval_env=make_env("tf:Pendulum-v1"),
+        compile="graph",
+        max_episode_steps=5,
+    )
+    metrics, state = workflow.step(workflow.setup(0))
+    assert metrics["lost_members"] == 1 and metrics["fitness_best"] < 50.0
+    assert list(workflow.write_pictures(state, tmp_path)) == ["Front"]
+
+
+def test_one_of_several_rewards_is_a_fitness():
+    env = make_env("tf:Pendulum-v1", wrappers=(lambda env: RewardAndEnergy(env=env),))
+    options = {"compile": "graph", "max_episode_steps": 5, "eval_env": make_env("tf:Pendulum-v1")}
+    search = OpenES(pop_size=4)
+    workflow = EvolutionWorkflow(env, optimizer=search, objectives=("energy",), **options)
+    metrics, state = workflow.step(workflow.setup(0))
+    assert -10.0 < metrics["fitness_mean"] <= 0.0
+    assert workflow.write_pictures(state, None) == {}
+    with pytest.raises(UserError, match="objectives.*energy, reward"):
+        EvolutionWorkflow(env, optimizer=search, objectives=("speed",), **options).setup(0)
+
+
+def test_objectives_on_the_host_are_the_reward_and_fields_of_info():
+    class Distance(gymnasium.Wrapper):
+        def step(self, action):
+            obs, reward, *ends, info = self.env.step(action)
+            return obs, reward, *ends, {**info, "distance": abs(float(obs[0]))}
+
+    env = make_env(
+        "gymnasium:CartPole-v1", num_envs=2, wrappers=(Distance,), info_fields=("distance",)
+    )
+    search = NSGA2(pop_size=4, bounds=(-1.0, 1.0))
+    options = {"optimizer": search, "max_episode_steps": 10, "eval_episodes": 2}
+    workflow = EvolutionWorkflow(env, objectives=("reward", "distance"), **options)
+    metrics, state = workflow.step(workflow.setup(0))
+    fitness = state.opt_state.search.search.parent_fitness.numpy()
+    assert fitness.shape == (4, 2) and metrics["fitness_best"] == fitness[:, 0].max()
+    assert (fitness[:, 1] > 0.0).all() and (fitness[:, 1] < fitness[:, 0]).all()
+    assert "eval_distance_mean" in workflow.evaluate(state)[0]
+    workflow.close()
+    with pytest.raises(UserError, match="objectives.*reward, distance"):
+        EvolutionWorkflow(env, objectives=("reward", "speed"), **options)
+    env.close()
+
+
+class ByPosition(EvolutionWorkflow):
+    """Describes a member by mean position and speed, and counts no return."""
+
+    def descriptors(self, played):
+        return tf.reduce_mean(played.obs[..., :2], axis=1)
+
+
+def test_behaviour_may_be_described_by_observations(tmp_path):
+    search = MAPElites(pop_size=8, grid=(5, 5))
+    options = {"optimizer": search, "compile": "graph", "max_episode_steps": 5}
+    workflow = ByPosition(make_env("tf:CartPole-v1"), record_obs=True, **options)
+    metrics, state = workflow.step(workflow.setup(0))
+    assert 0.0 < metrics["coverage"] < 1.0
+    assert metrics["qd_score"] == 5.0 * round(25 * float(metrics["coverage"]))
+    assert list(workflow.write_pictures(state, tmp_path)) == ["Archive"]
+
+
 def test_a_fitness_of_the_wrong_shape():
     class Doubled(EvolutionWorkflow):
         def fitness(self, played):
@@ -284,6 +377,45 @@ def test_a_member_whose_environment_fails_is_lost(caplog):
     workflow.close()
 
 
+class NotFinite(gymnasium.Wrapper):
+    """Its fifth step of an episode returns a number that is not finite."""
+
+    def __init__(self, env, value):
+        super().__init__(env)
+        self.value, self.steps = value, 0
+
+    def reset(self, **options):
+        self.steps = 0
+        return self.env.reset(**options)
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, *rest = self.env.step(action)
+        if self.steps == 5 and self.value == "reward":
+            reward = float("nan")
+        elif self.steps == 5:
+            obs = np.full_like(obs, np.inf)
+        return obs, reward, *rest
+
+
+@pytest.mark.parametrize("value", ["reward", "observation"])
+def test_numbers_of_the_host_that_are_not_finite_lose_the_episode(value):
+    wrap = functools.partial(NotFinite, value=value)
+    env = make_env("gymnasium:CartPole-v1", num_envs=2, wrappers=(wrap,))
+    options = {"optimizer": OpenES(pop_size=4), "max_episode_steps": 20, "eval_episodes": 3}
+    workflow = EvolutionWorkflow(env, **options)
+    state = workflow.setup(0)
+    before = state.agent_state.params
+    metrics, state = workflow.step(state)
+    assert metrics["lost_members"] == 4
+    assert_same(state.agent_state.params, before)  # nothing is known of any member
+    found, _ = workflow.evaluate(state)
+    assert (found["eval_episodes"], found["eval_lost_episodes"]) == (0, 3)
+    assert np.isnan(found["eval_return_mean"])
+    workflow.close()
+    env.close()
+
+
 def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
     env = make_env("gymnasium:CartPole-v1", num_envs=2, vectorization="async")
     workflow = EvolutionWorkflow(env, PolicyAgent, OpenES(pop_size=4), max_episode_steps=20)
@@ -317,6 +449,10 @@ def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
         ({"agent": NORMALIZING}, r"obs_statistics.*normalize_obs=True"),
         ({"group": "actor"}, r"group.*policy"),
         ({"episodes_per_member": 0}, r"episodes_per_member"),
+        ({"discount": 2.0}, r"discount.*at most 1"),
+        ({"max_episode_steps": 0}, r"max_episode_steps.*at least 1"),
+        ({"objectives": "return"}, r"objectives.*sequence of names"),
+        ({"outer_wrappers": [lambda env: RewardNormalize(env=env)]}, r"outer_wrappers.*moments"),
     ],
 )
 def test_wrong_use(options, message):

@@ -87,6 +87,7 @@ def test_who_takes_over_has_all_but_environments_keys_and_counters():
         taken = path.startswith(("agent_state", "opt_state")) and not path.endswith("/key")
         if path.endswith(("learning_rate", "extra/clip", "extra/discount")):
             continue
+        taken |= path in ("metrics/episode_return", "metrics/episode_length")
         expected = np.stack([old[path][2]] * 3) if taken else old[path]
         np.testing.assert_array_equal(leaf, expected, err_msg=path)
     before, found = workflow._values(members), workflow._values(after)
@@ -96,6 +97,19 @@ def test_who_takes_over_has_all_but_environments_keys_and_counters():
         at_end = np.isin(y[:2], [np.float32(h.low), np.float32(h.high)])
         step = 0.5 * (h.high - h.low) if h.scale == "linear" else np.log(1.5)
         assert np.all(at_end | (np.abs(moves - step) < 1e-3))
+
+
+def test_a_copy_has_its_parents_fitness_until_an_episode_of_its_own_has_ended():
+    """Else the fitness of the weights that it has lost would have it replaced again and again."""
+    # Episodes of 200 steps, of which a round has 48.
+    workflow = pbt(workflow=member(task="tf:Pendulum-v1"), num_members=4, iterations_per_round=6)
+    state = workflow.advance(workflow.setup(0), 8).state
+    lineage = struct.slice(state.opt_state.lineage, 0, 8)
+    fitness, parents = lineage.fitness.numpy(), lineage.parents.numpy()
+    assert np.isfinite(fitness).all(axis=1).tolist() == [False] * 4 + [True] * 4
+    assert (parents[4:7] != np.arange(4)).any()
+    for t in range(4, 7):  # until the next episodes end
+        np.testing.assert_array_equal(fitness[t + 1], fitness[t][parents[t]])
 
 
 def test_it_is_traced_once():
@@ -273,7 +287,14 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
             lambda: pbt((Hyperparameter(path="gae_lambda", low=0.1, high=1.0),)).setup(0),
             "extra/clip",
         ),
-        (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "not numeric"),
+        (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "a float32"),
+        (lambda: pbt((Hyperparameter(path="count", low=0.1, high=1.0),)).setup(0), "a float32"),
+        (lambda: pbt(LR), "sequence of Hyperparameter"),
+        (lambda: pbt((LR, LR)), "own path"),
+        (
+            lambda: pbt((Hyperparameter(path="extra/discount", low=0.9, high=3.0),)).setup(0),
+            "extra/discount.*high.*at most 1",
+        ),
         (
             lambda: pbt((Hyperparameter(path="batch_size", low=8.0, high=64.0),)).setup(0),
             "no such leaf.*changes shapes.*one population per",

@@ -96,8 +96,8 @@ class Backend(abc.ABC):
     def tolerant(self) -> "Backend":
         """Returns new environments of the same task with tolerated failures.
 
-        An exception ends the environment's episode, with 1 as "lost" in `info`. The default does
-        not tolerate failures.
+        An exception, or a number that is not finite, ends the environment's episode, with 1 as
+        `LOST` in `info`. The default does not tolerate failures.
         """
         return self.copy(self.num_envs)
 

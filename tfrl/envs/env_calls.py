@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from tfrl.errors import UserError
 
 _TFRL = pathlib.Path(__file__).resolve().parents[1]
+# The field of `info` that marks the end of an episode by an environment's failure.
+LOST = "lost"
 # Packages with frames between tfrl and the user's code.
 _BETWEEN = ("gymnasium", "pettingzoo", "tensorflow", "tf_agents")
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfrl.envs.action_masks import MASK, first_valid
 from tfrl.envs.backend import Backend, Step, check_action, check_finite, is_finite
 from tfrl.envs.core import Autoreset, Env, Wrapper
-from tfrl.envs.env_calls import RunningCall
+from tfrl.envs.env_calls import LOST, RunningCall
 from tfrl.envs.host_rewards import HostReward, host_reward
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
@@ -24,6 +24,11 @@ _FOLLOWS = {
     Autoreset.SAME_STEP: (Autoreset.SAME_STEP,),
     Autoreset.DISABLED: (Autoreset.NEXT_STEP, Autoreset.SAME_STEP),
 }
+
+
+def tolerant(env: Env) -> Env:
+    """Returns host environments of the same task with tolerated failures; others unchanged."""
+    return env.tolerant() if isinstance(env, HostEnv) else env
 
 
 class HostEnv(Env):
@@ -127,6 +132,16 @@ class HostEnv(Env):
     def info_fields(self) -> tuple[str, ...]:
         """Names in `info` whose values at episode ends are metrics of a run."""
         return self.backend.info_fields
+
+    @property
+    def rewards(self) -> tuple[HostReward, ...]:
+        """The maps of the rewards, from the innermost on."""
+        return self._rewards
+
+    @property
+    def reports_lost(self) -> bool:
+        """Whether `LOST` in `info` marks episodes that an environment's failure has ended."""
+        return LOST in self.backend.info_spec
 
     @property
     def autoreset(self) -> Autoreset:

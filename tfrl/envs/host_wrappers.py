@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host_env import HostEnv, Wrapping
+from tfrl.envs.host_rewards import Normalized
 from tfrl.envs.wrappers.base import RewardWrapper
 from tfrl.envs.wrappers.rewards import RewardNormalize, RewardSparse
 from tfrl.errors import UserError
@@ -92,6 +93,15 @@ def refuse_device_wrappers(name: str, wrappers: Iterable[Any], expected: str, li
                     remedy=f"Use the equivalent wrapper of {library}, or pass RewardScale, "
                     "RewardClip or RewardNormalize as outer_wrappers.",
                 )
+
+
+def normalizes_rewards(env: Env) -> bool:
+    """Returns whether `RewardNormalize` is among the wrappers of an environment."""
+    if isinstance(env, HostEnv):
+        return any(isinstance(reward, Normalized) for reward in env.rewards)
+    return isinstance(env, Wrapper) and (
+        isinstance(env, RewardNormalize) or normalizes_rewards(env.env)
+    )
 
 
 def with_task_rewards(env: Env) -> Env:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
+from tfrl.envs.env_calls import LOST
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import agent_ids
@@ -80,6 +81,12 @@ class Evaluator(struct.Struct):
         """The environment for episodes, with zero reward for ended agents."""
         return RewardActive(env=self.env) if agent_ids(self.env) else self.env
 
+    @property
+    def _info_fields(self) -> tuple[str, ...]:
+        """The fields of `info` at the ends of episodes."""
+        reports_lost = isinstance(self.env, HostEnv) and self.env.reports_lost
+        return (*self.env.info_fields, LOST) if reports_lost else self.env.info_fields
+
     def num_rounds(self, num_episodes: int) -> int:
         """The number of episodes per environment."""
         return -(-num_episodes // self.env.num_envs)
@@ -100,8 +107,8 @@ class Evaluator(struct.Struct):
         batch, ids = [self.env.num_envs], agent_ids(self.env)
         one: Any = tf.TensorSpec(batch, tf.float32)
         spec: Any = (dict.fromkeys(ids, one) if ids else one, tf.TensorSpec(batch, tf.int32))
-        if self.env.info_fields:
-            spec = (*spec, dict.fromkeys(self.env.info_fields, one))
+        if self._info_fields:
+            spec = (*spec, dict.fromkeys(self._info_fields, one))
         rounds = self.num_rounds(self.num_episodes)
         _, played = scan(
             lambda carry, i: (carry, self.play_round(agent_state, key, i)), (), rounds, spec
@@ -121,7 +128,7 @@ class Evaluator(struct.Struct):
             self.episode_limit,
             action_fn=self.action_fn,
             discount=self.discount,
-            info_fields=self.env.info_fields,
+            info_fields=self._info_fields,
         )
         infos = (totals.infos,) if totals.infos else ()
         return totals.discounted_returns, totals.episode_lengths, *infos
@@ -179,7 +186,7 @@ class Evaluator(struct.Struct):
                 "env",
                 expected="one reward per step",
                 got=f"a dict of rewards ({', '.join(sorted(state.reward))})",
-                remedy="Evaluate with an environment that combines them into one.",
+                remedy="Pass an eval_env that combines them into one.",
             )
         return state
 

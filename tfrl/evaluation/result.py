@@ -1,9 +1,12 @@
 """The result of an evaluation, on the host."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
+
+from tfrl.envs.env_calls import LOST
 
 _CHUNK = 4_000_000  # drawn indices held at a time
 
@@ -55,6 +58,8 @@ class EvaluationResult:
       interval: 95% bootstrap interval of the mean.
       agent_returns: `{agent_id: float32 [N]}`; empty for a single agent.
       infos: `{name: float32 [N]}`, the environments' `info_fields` at the last step.
+      lost_episodes: The number of episodes that an environment's failure has ended; they are not
+        among the N. None where a failure is an error.
     """
 
     episode_returns: np.ndarray
@@ -64,6 +69,7 @@ class EvaluationResult:
     interval: tuple[float, float]
     agent_returns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     infos: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    lost_episodes: int | None = None
 
     @classmethod
     def of(
@@ -72,7 +78,19 @@ class EvaluationResult:
         episode_lengths: np.ndarray,
         infos: Mapping[str, np.ndarray] | None = None,
     ) -> "EvaluationResult":
-        """Computes the statistics of returns [N] (or a dict of them by agent) and lengths [N]."""
+        """Computes the statistics of returns [N] (or a dict of them by agent) and lengths [N].
+
+        Args:
+          episode_returns: float32 [N], or a dict of them by agent.
+          episode_lengths: int32 [N].
+          infos: `{name: [N]}`; episodes with a number above 0 as `LOST` are left out.
+        """
+        infos, lost_episodes = dict(infos or {}), None
+        if LOST in infos:
+            kept = infos.pop(LOST) == 0.0
+            lost_episodes = int(np.count_nonzero(~kept))
+            episode_returns, episode_lengths = episode_returns[kept], episode_lengths[kept]
+            infos = {name: x[kept] for name, x in infos.items()}
         agents: dict[str, np.ndarray] = {}
         if isinstance(episode_returns, Mapping):
             agents = {a: np.asarray(r, np.float32) for a, r in episode_returns.items()}
@@ -81,11 +99,12 @@ class EvaluationResult:
         return cls(
             episode_returns=np.asarray(episode_returns, np.float32),
             episode_lengths=np.asarray(episode_lengths, np.int32),
-            mean=float(returns.mean()),
-            std=float(returns.std()),
-            interval=bootstrap_interval(returns),
+            mean=_mean(returns),
+            std=float(returns.std()) if returns.size else math.nan,
+            interval=bootstrap_interval(returns) if returns.size else (math.nan, math.nan),
             agent_returns=agents,
-            infos=infos or {},
+            infos=infos,
+            lost_episodes=lost_episodes,
         )
 
     def metrics(self) -> dict[str, float]:
@@ -100,11 +119,17 @@ class EvaluationResult:
             "eval_return_std": self.std,
             "eval_return_low": low,
             "eval_return_high": high,
-            "eval_length_mean": float(self.episode_lengths.mean()),
+            "eval_length_mean": _mean(self.episode_lengths),
             "eval_episodes": len(self.episode_returns),
+            **({} if self.lost_episodes is None else {"eval_lost_episodes": self.lost_episodes}),
             **{
                 f"eval_return_mean/{a}": float(np.mean(r, dtype=np.float64))
                 for a, r in self.agent_returns.items()
             },
-            **{f"eval_{n}_mean": float(np.mean(x)) for n, x in self.infos.items()},
+            **{f"eval_{n}_mean": _mean(x) for n, x in self.infos.items()},
         }
+
+
+def _mean(values: np.ndarray) -> float:
+    """Returns the mean; NaN without values."""
+    return float(values.mean()) if values.size else math.nan

@@ -81,7 +81,8 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         Args:
           state: The state from `ask`.
           fitness: float32 `[P]`, higher is better; `[P, num_objectives]` for several objectives. A
-            candidate with non-finite fitness ranks last.
+            candidate with non-finite fitness ranks last. If none is finite, the search stays as it
+            was.
           population: The evaluated candidates, leaves `[P, ...]`, if they differ from the result of
             `ask`, for example with injected candidates.
 
@@ -97,7 +98,11 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             self._candidates(state) if population is None else ravel(population, batch_dims=1)
         )
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
-        search = self.learn(state.search, candidates, fitness, state.generation, key, **more)
+        search = tf.cond(
+            tf.reduce_any(tf.math.is_finite(fitness)),
+            lambda: self.learn(state.search, candidates, fitness, state.generation, key, **more),
+            lambda: state.search,
+        )
         return state.replace(
             generation=state.generation + 1,
             params=unravel(self.centre(search), state.params),

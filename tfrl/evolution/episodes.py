@@ -7,13 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.envs.env_calls import LOST
 from tfrl.envs.host_env import HostEnv
 from tfrl.evolution.population import bare
 from tfrl.rollout import eval_rollout_episode
 from tfrl.rollout.step import ActionFn
 from tfrl.types import EnvState, Nest, Trajectory
-
-_LOST = "lost"
 
 
 @struct.dataclass
@@ -38,7 +37,7 @@ class Episodes(struct.Struct):
         ends = trajectory.termination[-1] | trajectory.truncation[-1]
         last = trajectory.truncation[-1] | (trajectory.valid[-1] & ~ends)
         truncation = tf.concat([trajectory.truncation[:-1], last[tf.newaxis]], axis=0)
-        failed = (played.env_extras or {}).get(_LOST, tf.zeros(truncation.shape))
+        failed = (played.env_extras or {}).get(LOST, tf.zeros(truncation.shape))
         bad = (failed > 0.0) | _not_finite(trajectory)
         return cls(
             trajectory=trajectory.replace(truncation=truncation),
@@ -106,7 +105,7 @@ def play_episodes_on_host(
         # The last round is padded with the last episode.
         job = np.minimum(i * env.num_envs + np.arange(env.num_envs), seeds.size - 1)
         start = env.begin(seeds[job])
-        fields = (_LOST,) if _LOST in start.info else ()
+        fields = (LOST,) if LOST in start.info else ()
         played, _ = eval_rollout_episode(
             env,
             agent,

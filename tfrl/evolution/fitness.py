@@ -52,8 +52,9 @@ def lost_warning(row: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"members lost at {int(row['env_steps']):,} env steps: {lost:.0f}. Their fitness is not "
-        "finite, or their environment has failed. They rank last in their generation; the metric "
-        "lost_members counts them."
+        "finite, or their environment has failed. They rank last in their generation, and a "
+        "generation of lost members alone leaves the search as it was; the metric lost_members "
+        "counts them."
     )
 
 

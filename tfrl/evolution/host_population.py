@@ -1,12 +1,13 @@
 """Plays a population's episodes in any number of environments on the host."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
+from tfrl.envs.env_calls import LOST
 from tfrl.envs.host_env import HostEnv
 from tfrl.evolution.population import Played, PopulationActing
 from tfrl.rollout.episode import EpisodeTotals, episode_limit
@@ -25,6 +26,7 @@ def play_on_host(
     discount: float | None = None,
     length: int | None = None,
     records: bool = False,
+    objectives: Sequence[str] = (),
 ) -> Played:
     """Plays E episodes of each of P members in W environments, W at a time.
 
@@ -41,6 +43,8 @@ def play_on_host(
       discount: The discount of `discounted_returns`; None for no discounted returns.
       length: The most steps of an episode; `env.max_episode_steps` if None.
       records: Whether to record the observations.
+      objectives: "reward" and fields of `info`, whose sums over an episode are returns by name; one
+        return without a name if empty.
     """
     length = episode_limit(env, length, name="length")
     members, episodes = seeds.shape
@@ -60,7 +64,7 @@ def play_on_host(
             acting.evaluate_actions,
             None,
         )
-        rounds.append(_play_round(player, length, discount, records))
+        rounds.append(_play_round(player, length, discount, records, objectives))
 
     def joined(*parts: np.ndarray) -> np.ndarray:
         return np.concatenate(parts)[: seeds.size]
@@ -77,11 +81,15 @@ def play_on_host(
 
 
 def _play_round(
-    player: HostPlayer, length: int, discount: float | None, records: bool
+    player: HostPlayer,
+    length: int,
+    discount: float | None,
+    records: bool,
+    objectives: Sequence[str],
 ) -> tuple[EpisodeTotals, Nest, Nest]:
     """Plays an episode per environment: totals [W], observations [W, length, ...], validity."""
-    size = player.env.num_envs
-    returns, discounted = np.zeros((2, size), np.float32)
+    size, names = player.env.num_envs, objectives or ("reward",)
+    returns, discounted = np.zeros((2, len(names), size), np.float32)
     lengths = np.zeros(size, np.int32)
     running = np.ones(size, bool)
     observed, valid = [], np.zeros((size, length), bool)
@@ -91,18 +99,23 @@ def _play_round(
             valid[:, t] = running
         player.step(t)
         state = player.state
-        reward = np.where(state.info.get("lost", 0.0), np.nan, state.reward)
-        returns[running] += reward[running]
+        named = [state.reward if name == "reward" else state.info[name] for name in names]
+        rewards = np.where(state.info.get(LOST, 0.0), np.nan, named)  # [M, W]
+        returns[:, running] += rewards[:, running]
         weight = np.float32(1.0 if discount is None else discount) ** lengths
-        discounted[running] += (weight * reward)[running]
+        discounted[:, running] += (weight * rewards)[:, running]
         lengths += running
         running &= ~(state.termination | state.truncation)
         if not running.any():
             break
+
+    def by_name(rows: np.ndarray) -> Nest:
+        return dict(zip(names, rows, strict=True)) if objectives else rows[0]
+
     totals = EpisodeTotals(
-        episode_returns=returns,
+        episode_returns=by_name(returns),
         episode_lengths=lengths,
-        discounted_returns=None if discount is None else discounted,
+        discounted_returns=None if discount is None else by_name(discounted),
     )
     if not records:
         return totals, (), ()

@@ -61,6 +61,20 @@ class Injection(struct.Struct):
                 remedy=f"Use a larger population, such as {max(10, 2 * self.num_actors)}.",
             )
 
+    def check_search(self, search: EvoState) -> None:
+        """Checks that the search has a mean, if "mean" moves it.
+
+        Raises:
+          UserError: For a search without a mean.
+        """
+        if self.kind == "mean" and getattr(search.search, "mean", None) is None:
+            raise UserError(
+                "inject",
+                expected="a search with a mean for 'mean', such as OpenES or CEM",
+                got=type(self.optimizer).__name__,
+                remedy="Set inject='replace' or 'extra'.",
+            )
+
     @property
     def num_members(self) -> int:
         """The number of evaluated candidates: P, with "extra" P + A."""

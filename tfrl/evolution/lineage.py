@@ -16,7 +16,8 @@ class Lineage(struct.Struct):
     Attributes:
       parents: int32 [N, P], the member whose state each member continued with.
       fitness: float32 [N, P], before the exploitation.
-      values: float32 [N, H, P], the hyperparameters that led to this fitness.
+      values: float32 [N, H, P], the hyperparameters of the round before this fitness; a copy has
+        its parent's fitness until an episode of its own has ended.
     """
 
     parents: tf.Tensor
@@ -70,6 +71,7 @@ def plot_lineage(
       path: The file.
     """
     figures = extras.require("matplotlib.figure", "plots")
+    collections = extras.require("matplotlib.collections", "plots")
     parents, fitness, values = (
         np.asarray(x) for x in (lineage.parents, lineage.fitness, lineage.values)
     )
@@ -82,17 +84,18 @@ def plot_lineage(
     rounds, members = parents.shape
     rank = np.argsort(np.argsort(np.nan_to_num(fitness, nan=-np.inf), axis=1), axis=1)
     for axis, (name, values_of, log) in zip(axes, rows, strict=True):
-        for t in range(rounds - 1):
-            for m in range(members):
-                begin = values_of[t, parents[t, m]]
-                shade = rank[t + 1, m] / max(1, members - 1)
-                axis.plot(
-                    [t, t + 1],
-                    [begin, values_of[t + 1, m]],
-                    color=(0.12, 0.35, 0.65),
-                    alpha=0.15 + 0.85 * shade,
-                    linewidth=0.8 + shade,
-                )
+        begins = np.take_along_axis(values_of[:-1], parents[:-1], axis=1)
+        ends = np.stack([begins, values_of[1:]], axis=-1).reshape(-1, 2)  # [(R - 1) P, 2]
+        times = np.repeat(np.arange(rounds - 1), members)
+        steps = np.stack([times, times + 1], axis=-1)
+        shades = (rank[1:] / max(1, members - 1)).reshape(-1)
+        lines = collections.LineCollection(
+            np.stack([steps, ends], axis=-1),
+            colors=[(0.12, 0.35, 0.65, 0.15 + 0.85 * shade) for shade in shades],
+            linewidths=0.8 + shades,
+        )
+        axis.add_collection(lines)
+        axis.autoscale()
         axis.set_ylabel(name)
         if log:
             axis.set_yscale("log")

@@ -7,11 +7,13 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_wrappers import normalizes_rewards
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.rollout import eval_rollout_episode, fast_eval_rollout_episode
 from tfrl.rollout.episode import EpisodeTotals, episode_limit, episode_totals
 from tfrl.rollout.step import scan
+from tfrl.traces import logic_key, traces_of
 from tfrl.types import ActionOutput, EnvState, Nest
 
 
@@ -97,11 +99,10 @@ def start_states(env: Any, key: tf.Tensor, num_members: int, *, common: bool) ->
     episodes = env.num_envs // num_members
     state = env.with_num_envs(episodes).reset(key)
 
-    def repeated(x: tf.Tensor) -> tf.Tensor:
-        repeats = [num_members] + [1] * (x.shape.rank - 1)
-        return tf.tile(x, repeats) if of_each(x, episodes) else x
+    def repeated(x: tf.Tensor, by_env: bool) -> tf.Tensor:
+        return tf.tile(x, [num_members] + [1] * (x.shape.rank - 1)) if by_env else x
 
-    return tf.nest.map_structure(repeated, state)
+    return tf.nest.map_structure(repeated, state, leaves_by_env(env))
 
 
 def play_population(
@@ -158,16 +159,32 @@ def play_population(
         def own(x: tf.Tensor) -> tf.Tensor:  # for x[i], XLA would pad all of x
             return tf.gather(tf.reshape(x, [number, -1, *x.shape[1:]]), i)
 
-        start = tf.nest.map_structure(lambda x: own(x) if of_each(x, total) else x, env_state)
+        start = tf.nest.map_structure(
+            lambda x, each: own(x) if each else x, env_state, leaves_by_env(bare(env))
+        )
         return play(tf.nest.map_structure(own, population), start)
 
     _, episodes = scan(lambda carry, i: (carry, of_block(i)), (), number)
     return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
 
-def of_each(x: tf.Tensor, num_envs: int) -> bool:
-    """Whether a leaf of a state has the leading axis of the environments."""
-    return x.shape.rank > 0 and x.shape[0] == num_envs
+def state_form(env: Any, num_envs: int) -> EnvState:
+    """Returns the state of `num_envs` device environments as a nest of `tf.TensorSpec`."""
+    env = env.with_num_envs(num_envs)
+    notes = traces_of(logic_key(env)).notes
+    if "state_form" not in notes:
+        with tf.Graph().as_default():
+            state = env.reset(tf.zeros([2], tf.int32))
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
+        notes["state_form"] = specs
+    return notes["state_form"]  # type: ignore[no-any-return]
+
+
+def leaves_by_env(env: Any) -> Nest:
+    """Returns which leaves of the state have a row for each environment, a nest of bools."""
+    return tf.nest.map_structure(
+        lambda x, other: x.shape != other.shape, state_form(env, 3), state_form(env, 5)
+    )
 
 
 def _by_member(totals: EpisodeTotals, members: int) -> EpisodeTotals:
@@ -197,11 +214,37 @@ def fitness_of(
     names = sorted(returns) if isinstance(returns, dict) else []
     if not objectives and not names:
         return tf.reduce_mean(returns, axis=-1)
-    if not objectives or not set(objectives) <= set(names):
+    check_objectives(objectives, names)
+    means = [tf.reduce_mean(returns[name], axis=-1) for name in objectives]
+    return means[0] if len(means) == 1 else tf.stack(means, axis=-1)
+
+
+def check_rewards(env: Any) -> None:
+    """Checks that the fitness of a member does not depend on the others.
+
+    Raises:
+      UserError: For an environment with `RewardNormalize`.
+    """
+    if normalizes_rewards(env):
         raise UserError(
-            "objectives",
-            expected=f"names of rewards: {', '.join(names)}" if names else "() for one reward",
-            got=repr(tuple(objectives)),
-            remedy="Use the environment's reward names as objectives.",
+            "outer_wrappers",
+            expected="rewards that do not depend on other environments: they are the fitness",
+            got="RewardNormalize, with moments over all environments",
+            remedy="Remove RewardNormalize; searches rank the returns.",
         )
-    return tf.stack([tf.reduce_mean(returns[name], axis=-1) for name in objectives], axis=-1)
+
+
+def check_objectives(objectives: Sequence[str], names: Sequence[str]) -> None:
+    """Checks objectives against the names of the rewards, which are empty for one reward.
+
+    Raises:
+      UserError: If they do not match.
+    """
+    if bool(objectives) == bool(names) and set(objectives) <= set(names):
+        return
+    raise UserError(
+        "objectives",
+        expected=f"names of rewards: {', '.join(names)}" if names else "() for one reward",
+        got=repr(tuple(objectives)),
+        remedy="Use the environment's reward names as objectives.",
+    )

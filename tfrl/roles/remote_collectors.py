@@ -495,7 +495,7 @@ class RolloutCollectors(RemoteCollectors):
             self._heard[task_id] = time.monotonic()
             lag = steps - int(item.pop(POLICY_VERSION))
             late = self._max_policy_lag is not None and lag > self._max_policy_lag
-            # Reverb may insert a rollout twice. Another worker's request may be newer than this one's.
+            # Reverb may insert a rollout twice. Another worker's request may be newer.
             known = self._synchronous and (request, task_id) in sources
             if late or known or (self._synchronous and request < self._request):
                 self._dropped += 1

@@ -11,7 +11,7 @@ from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
-from tfrl.envs.host_env import HostEnv, row_seeds
+from tfrl.envs.host_env import HostEnv, row_seeds, tolerant
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
@@ -24,7 +24,7 @@ from tfrl.evolution.episodes import (
 )
 from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.injection import Injection
-from tfrl.evolution.population import PopulationActing, bare
+from tfrl.evolution.population import PopulationActing, bare, check_rewards
 from tfrl.learners import (
     DEFAULT_MODULE_ID,
     CheckNumerics,
@@ -180,6 +180,7 @@ class ERLWorkflow(Workflow):
         self.check_numerics = check_numerics
         self.compile = check_compile(compile, STAGES)
         check_ends(check_episodes("env", env))
+        check_rewards(env)
         agents = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
         self.modules = {m: make_agent(x, env) for m, x in agents.items()}
         self.agent = next(iter(self.modules.values()))
@@ -196,9 +197,9 @@ class ERLWorkflow(Workflow):
         self.replay = self._make_replay(replay)
         check_room(self.replay, batch_size)
         self._learner: Learner | None = None
-        self.env = env.tolerant() if isinstance(env, HostEnv) else env
+        self.env = tolerant(env)
         self.evaluator = evaluator or Evaluator(
-            env=env if eval_env is None else eval_env, agent=self.agent, num_episodes=eval_episodes
+            env=tolerant(eval_env or env), agent=self.agent, num_episodes=eval_episodes
         )
 
     def _check_agents(self) -> None:
@@ -274,13 +275,15 @@ class ERLWorkflow(Workflow):
         own = learner.learner_state
         params = struct.values(self._actor_of(own.agent_state, next(iter(self.modules))))
         self._check_same_form(own.agent_state)
+        search = self.optimizer.init(params, keys["search"])
+        self.injection.check_search(search)
         state = State(
             key=keys["run"],
             metrics=self.setup_workflow_metrics().replace(learner=own.counters),
             agent_state=own.agent_state,
             opt_state=ERLOptState(
                 learner=own.opt_state,
-                search=self.optimizer.init(params, keys["search"]),
+                search=search,
                 best=params,
             ),
             env_state=None,  # a generation plays whole episodes
@@ -499,14 +502,16 @@ class ERLWorkflow(Workflow):
         """Returns the number of learner steps due since the last learner step, int32 scalar.
 
         After n env steps there are floor(r n) - floor(r s) learner steps in all, where r is
-        `updates_per_step` and s is `learning_starts`.
+        `updates_per_step` and s is `learning_starts`. None are due while the replay buffer has
+        fewer rows than a batch, since steps of lost episodes are not stored.
         """
         up, down = self._ratio.numerator, self._ratio.denominator
         # The learner's counter has the env steps of its last step.
         last = tf.convert_to_tensor(state.metrics.learner["env_steps"])
         begin = tf.maximum(last, self.learning_starts)
         due = env_steps * up // down - begin * up // down
-        return tf.cast(tf.maximum(due, 0), tf.int32)
+        enough = tf.cast(self.replay_buffer(state).size(), tf.int64) >= self.batch_size
+        return tf.cast(tf.where(enough, tf.maximum(due, 0), 0), tf.int32)
 
     def learner_steps(
         self, state: State, learner: Learner, name: str, env_steps: tf.Tensor

@@ -14,11 +14,11 @@ from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.envs.core import Env
 from tfrl.envs.host import check_place, on_host
-from tfrl.envs.host_env import HostEnv, row_seeds
+from tfrl.envs.host_env import HostEnv, row_seeds, tolerant
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
-from tfrl.evolution.diversity import MAPElites
+from tfrl.evolution.diversity import MAPElites, plot_archive
 from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.host_population import play_on_host
 from tfrl.evolution.many_objectives import plot_front
@@ -27,10 +27,13 @@ from tfrl.evolution.population import (
     Played,
     PopulationActing,
     bare,
+    check_objectives,
+    check_rewards,
     fitness_of,
-    of_each,
+    leaves_by_env,
     play_population,
     start_states,
+    state_form,
 )
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
@@ -47,7 +50,7 @@ OBS_STATISTICS = ("none", "running", "fixed")
 VIRTUAL_BATCH = 10_000
 # Lanes of the processor's vector unit; a partial vector may round differently.
 _LANES = 16
-# Members that play together on a CPU: for more of them XLA would split each small operation among
+# The most members that play together on a CPU: for more XLA would split each small operation among
 # threads, which takes longer than the operation.
 _BLOCK = 256
 
@@ -90,6 +93,7 @@ class EvolutionWorkflow(Workflow):
         discount: float | None = None,
         objectives: Sequence[str] = (),
         obs_statistics: str = "none",
+        record_obs: bool = False,
         max_episode_steps: int | None = None,
         eval_env: Env | None = None,
         eval_episodes: int = 32,
@@ -114,9 +118,11 @@ class EvolutionWorkflow(Workflow):
           common_random_numbers: Whether all members of a generation use the same episode seeds.
           discount: The discount of the fitness; None for undiscounted returns.
           objectives: Names of rewards, one objective each, for an environment with a dict of
-            rewards.
+            rewards. On the host "reward" and names of `info_fields`, which are summed over the
+            steps of an episode.
           obs_statistics: For an agent that normalises observations: "running" statistics of all
             members' observations, or statistics of a "fixed" batch of random play; else "none".
+          record_obs: Whether `fitness` and `descriptors` get all observations, as `played.obs`.
           max_episode_steps: Steps after which episodes are truncated; None for the environment's
             limit.
           eval_env: The environments to evaluate on; by default the task of `env`.
@@ -134,23 +140,29 @@ class EvolutionWorkflow(Workflow):
         checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
         checks.one_of("compile", compile, ("auto", *MODES))
         checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        checks.number("discount", discount, 0, 1, optional=True)
+        checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
+        checks.strings("objectives", objectives)
+        checks.boolean("record_obs", record_obs)
+        check_rewards(env)
         self.optimizer: Any = optimizer
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
         self.agent = agent if isinstance(agent, Agent) else agent(**specs)
         self.group, self.discount, self.objectives = group, discount, tuple(objectives)
         self.episodes_per_member = episodes_per_member
         self.common_random_numbers = common_random_numbers
-        self.obs_statistics = obs_statistics
+        self.obs_statistics, self.record_obs = obs_statistics, record_obs
         self.max_episode_steps = max_episode_steps
         self.compile = compile
         self._check_objectives()
+        if self.objectives and isinstance(env, HostEnv):
+            check_objectives(self.objectives, ("reward", *env.info_fields))
         self._check_statistics()
-        if isinstance(env, HostEnv):
-            self.env = env.tolerant()
-        else:
+        self.env = tolerant(env)
+        if not isinstance(env, HostEnv):
             self.env = env.with_num_envs(self.optimizer.pop_size * episodes_per_member)
         self.evaluator = evaluator or Evaluator(
-            env=env if eval_env is None else eval_env,
+            env=tolerant(eval_env or env),
             agent=self.agent,
             num_episodes=eval_episodes,
             max_steps=max_episode_steps,
@@ -195,14 +207,18 @@ class EvolutionWorkflow(Workflow):
         if isinstance(self.env, HostEnv):
             self.part_env = self.env
             self._acting = PopulationActing(agent=self.agent, num_members=self.env.num_envs)
-        else:  # whole processor vectors, so that every split gives the same bits
-            padded = -(-members // parts // _LANES) * _LANES
-            self.part_env = self.env.with_num_envs(padded * self.episodes_per_member)
+        else:  # equal blocks of whole processor vectors, so that every split gives the same bits
+            blocks = -(-members // parts // _BLOCK)
+            self._block = -(-members // parts // blocks // _LANES) * _LANES
+            self.part_env = self.env.with_num_envs(blocks * self._block * self.episodes_per_member)
 
     # Setup.
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, SearchState]:
         """Creates the agent's parameters, from which the search begins."""
+        if self.objectives and not isinstance(self.env, HostEnv):
+            reward = state_form(bare(self.env), 1).reward
+            check_objectives(self.objectives, sorted(reward) if isinstance(reward, dict) else ())
         keys = seeding.streams(key, ["agent", "search", "statistics"])
         agent_state = self.agent.init(keys["agent"])
         checks.known("group", [self.group], agent_state.params)
@@ -260,6 +276,7 @@ class EvolutionWorkflow(Workflow):
                 population,
                 self._seeds(reset_key),
                 step_key,
+                objectives=self.objectives,
                 **self._options,
             )
         start = start_states(bare(self.env), reset_key, members, common=self.common_random_numbers)
@@ -284,7 +301,9 @@ class EvolutionWorkflow(Workflow):
             envs = tf.reshape(mine[:, tf.newaxis] * episodes + tf.range(episodes), [-1])
             population = struct.take(population, mine)
             start = tf.nest.map_structure(
-                lambda x: tf.gather(x, envs) if of_each(x, self.env.num_envs) else x, start
+                lambda x, each: tf.gather(x, envs) if each else x,
+                start,
+                leaves_by_env(bare(self.env)),
             )
         played = play_population(
             self.part_env,
@@ -293,7 +312,7 @@ class EvolutionWorkflow(Workflow):
             lambda params: self._with_params(agent_state, params),
             population,
             key,
-            block=_BLOCK if auto_needs_timing() else None,
+            block=self._block if auto_needs_timing() else None,
             **self._options,
         )
         totals = struct.slice(played.totals, 0, part)
@@ -308,7 +327,7 @@ class EvolutionWorkflow(Workflow):
         return {
             "discount": self.discount,
             "length": self.max_episode_steps,
-            "records": self.obs_statistics == "running",
+            "records": self.record_obs or self.obs_statistics == "running",
         }
 
     def _seeds(self, key: tf.Tensor) -> np.ndarray:
@@ -328,14 +347,17 @@ class EvolutionWorkflow(Workflow):
         """
         totals = played.totals
         fitness = self.fitness(played)
-        first = fitness[:, 0] if fitness.shape.rank == 2 else fitness
+        first = fitness
+        if fitness.shape.rank == 2:  # a member with a non-finite objective is lost
+            known = tf.reduce_all(tf.math.is_finite(fitness), axis=1)
+            first = tf.where(known, fitness[:, 0], float("nan"))
         metrics, index = fitness_metrics(first)
         best = struct.take(population, index)
         # Passes the population that `ask` drew: `tell` would draw it again.
         descriptors = {"descriptors": self.descriptors(played)} if self._describes else {}
         search = self.optimizer.tell(search, fitness, population, **descriptors)
         agent_state = self._with_params(state.agent_state, search.params)
-        if played.obs is not None:
+        if self.obs_statistics == "running":
             stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
             agent_state = agent_state.replace(normalizer=stats)
         lengths = tf.cast(totals.episode_lengths, tf.float32)
@@ -374,7 +396,7 @@ class EvolutionWorkflow(Workflow):
             expected="a method that computes the descriptors for MAPElites",
             got="no such method",
             remedy="Define descriptors(self, played) in a subclass to return float32 [P, K] from "
-            "played.totals or played.obs.",
+            "played.totals, or with record_obs=True from played.obs.",
         )
 
     def _with_params(self, agent_state: Any, params: Nest) -> Any:
@@ -430,13 +452,21 @@ class EvolutionWorkflow(Workflow):
         return {**metrics, "eval_best_return_mean": result.metrics()["eval_return_mean"]}, after
 
     def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
-        """Plots the Pareto front of several objectives, if matplotlib is installed."""
-        search = state.opt_state.search.search
-        if not self.objectives or importlib.util.find_spec("matplotlib") is None:
-            return {}
-        path = folder / "front.png"
-        plot_front(search.parent_fitness, path, names=self.objectives)
-        return {"Front": path}
+        """Plots the Pareto front or the archive, if matplotlib is installed.
+
+        A front has two or three objectives, an archive two descriptors.
+        """
+        search, pictures = state.opt_state.search, dict[str, pathlib.Path]()
+        if importlib.util.find_spec("matplotlib") is None:
+            return pictures
+        fitness = getattr(search.search, "parent_fitness", None)
+        if fitness is not None and len(self.objectives) in (2, 3):
+            pictures["Front"] = folder / "front.png"
+            plot_front(fitness, pictures["Front"], names=self.objectives)
+        if self._describes and len(self.optimizer.grid) == 2:
+            pictures["Archive"] = folder / "archive.png"
+            plot_archive(self.optimizer, search, pictures["Archive"])
+        return pictures
 
     def warning_of(self, row: Mapping[str, Any]) -> str | None:
         """Returns a warning about lost members, or None."""

@@ -4,12 +4,13 @@ import functools
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
+from tfrl.checks import Bound
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
 from tfrl.evolution.fitness import fitness_metrics
@@ -84,7 +85,7 @@ class PBTWorkflow(Workflow):
           explore: Chooses the next values: `Perturb()` by default, `CSOExplore()`.
           fitness: "training", the mean return of the episodes that ended last, or "evaluation",
             the mean return of the workflow's evaluation.
-          max_rounds_recorded: Rounds that the lineage holds, from the first; later ones are not in it.
+          max_rounds_recorded: Rounds that the lineage holds, from the first on; others are dropped.
           compile: "auto", "xla", "graph" or "eager", of the members; "auto" times graph against
             XLA.
           iterations_per_call: Rounds per compiled call; None for calls of about half a second.
@@ -101,7 +102,7 @@ class PBTWorkflow(Workflow):
         checks.instance("workflow", workflow, Workflow, "a workflow that trains one member")
         _check_stacks(workflow)
         self.workflow = workflow
-        self.hyperparameters = tuple(hyperparameters)
+        self.hyperparameters = _checked(hyperparameters)
         self.num_members, self.iterations_per_round = num_members, iterations_per_round
         self.exploit = exploit or Truncation()
         self.explore = explore or Perturb()
@@ -153,24 +154,24 @@ class PBTWorkflow(Workflow):
         return state.replace(metrics=metrics)  # type: ignore[no-any-return]
 
     def _check_paths(self, members: State) -> None:
+        bounds: Mapping[str, Bound] = getattr(self.agent, "bounds", dict)()
         for h in self.hyperparameters:
+            for end in ("low", "high"):
+                bound = bounds.get(h.path.rpartition("/")[2], Bound())
+                checks.number(f"Hyperparameter {h.path!r}: {end}", getattr(h, end), *bound)
             leaves = self._leaves_of(members, h)
-            wrong = [
-                p for p, x in leaves.items() if not (x.dtype.is_floating and x.shape.rank == 1)
-            ]
+            wrong = [p for p, x in leaves.items() if not _is_setting(p, x)]
             if not leaves or wrong:
                 scalars = [
                     path.partition("/")[2]
                     for path, x in struct.paths(members).items()
-                    if x.shape.rank == 1
-                    and x.dtype.is_floating
-                    and path.startswith(("agent_state", "opt_state"))
+                    if _is_setting(path, x)
                 ]
                 raise UserError(
                     f"Hyperparameter {h.path!r}",
                     expected="the end of the path of a numeric leaf in the state: "
                     + ", ".join(dict.fromkeys(scalars)),
-                    got=", ".join(wrong) + ", which are not numeric" if wrong else "no such leaf",
+                    got=f"{', '.join(wrong)}: not a float32 setting" if wrong else "no such leaf",
                     remedy="Make an agent's setting a leaf with "
                     "PPO(hyperparameters=('clip', 'discount')); for a setting that changes shapes, "
                     "such as layers or batch sizes, train one population per value.",
@@ -282,14 +283,19 @@ class PBTWorkflow(Workflow):
     ) -> tuple[State, tf.Tensor]:
         """Returns the members after exploitation and exploration, and the velocity.
 
-        A member gets agent, optimizer and normalizer of its parent. It keeps its environments, keys
-        and counters.
+        A member gets agent, optimizer and normalizer of its parent, and until an episode of its own
+        has ended its parent's return. It keeps its environments, keys and counters.
         """
         old = self._values(members)
-        taken = {
-            name: tf.nest.map_structure(lambda x: tf.gather(x, parents), getattr(members, name))
-            for name in ("agent_state", "opt_state")
-        }
+
+        def of_parents(nest: Nest) -> Nest:
+            return tf.nest.map_structure(lambda x: tf.gather(x, parents), nest)
+
+        taken = {name: of_parents(getattr(members, name)) for name in ("agent_state", "opt_state")}
+        returns = ("episode_return", "episode_length")
+        taken["metrics"] = members.metrics.replace(
+            **{name: of_parents(getattr(members.metrics, name)) for name in returns}
+        )
         own = struct.paths(members)
         after = {  # keeps each member's keys: a shared key would repeat the draws
             path: own[path] if path.rpartition("/")[2] == "key" else leaf
@@ -347,6 +353,26 @@ class PBTWorkflow(Workflow):
         path = folder / "lineage.png"
         plot_lineage(struct.slice(state.opt_state.lineage, 0, rounds), names, logs, path)
         return {"Lineage": path}
+
+
+def _checked(hyperparameters: Sequence[Hyperparameter]) -> tuple[Hyperparameter, ...]:
+    """Returns the hyperparameters as a tuple; each path may occur once."""
+    given = hyperparameters if isinstance(hyperparameters, Sequence) else ()
+    paths = {h.path for h in given if isinstance(h, Hyperparameter)}
+    if given is not hyperparameters or len(paths) < len(given):
+        raise UserError(
+            "PBTWorkflow.hyperparameters",
+            expected="a sequence of Hyperparameter, each with its own path",
+            got=repr(hyperparameters),
+            remedy="Pass for example [Hyperparameter(path='learning_rate', low=1e-5, high=1e-2)].",
+        )
+    return tuple(given)
+
+
+def _is_setting(path: str, leaf: tf.Tensor) -> bool:
+    """Whether a leaf of the members' state is a float32 number for each member that may be set."""
+    in_place = path.startswith(("agent_state", "opt_state")) and "/normalizer/" not in path
+    return in_place and leaf.dtype == tf.float32 and leaf.shape.rank == 1
 
 
 # Stages of the members' workflows.

@@ -118,8 +118,8 @@ def test_layout():
          "step 1: expected True or False, got 'yes' of type str. Return bool(terminated): step "),
         ((GOOD, 0.0, False, None, {}), "truncated of gymnasium:Returning-v0, environment 0, "),
         ((GOOD, np.nan, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, step "
-         "1: expected finite numbers, got nan, and in 1 more environments. Find the "),
-        ((GOOD, 1e300, False, False, {}), "expected finite numbers, got inf, and such in 1 more"),
+         "1: expected finite numbers, got nan, and in 1 more environments. "),
+        ((GOOD, 1e300, False, False, {}), "expected finite numbers, got inf, and in 1 more"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,6 @@ from tfrl.envs.adapters import gymnasium_vector, host_spaces
 from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
 from tfrl.envs.adapters.gymnasium_env import (
     ENTRY_POINT,
-    LOST,
     AtariOptions,
     channels_last,
     full_mask,
@@ -23,7 +22,7 @@ from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, VectorSource, im
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.central_inference import CentralInference
 from tfrl.envs.core import Autoreset
-from tfrl.envs.env_calls import env_error
+from tfrl.envs.env_calls import LOST, env_error
 from tfrl.envs.gymnasium_values import STEP, check_layout
 from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv, where

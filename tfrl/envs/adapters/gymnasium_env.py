@@ -21,7 +21,7 @@ from gymnasium.wrappers import (
 )
 
 from tfrl import checks
-from tfrl.envs.env_calls import env_error
+from tfrl.envs.env_calls import LOST, env_error
 from tfrl.envs.gymnasium_values import (
     RESET,
     STEP,
@@ -215,8 +215,6 @@ def channels_last(frames: np.ndarray, colours: int = 1) -> np.ndarray:
 
 MASK = "action_mask"
 NO_LIMIT = -1
-# The field of `info` that marks the end of an episode by an environment's failure.
-LOST = "lost"
 _LOG = logging.getLogger(__name__)
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
@@ -285,17 +283,18 @@ class EnvFactory:
 
 
 class LostEpisode(gymnasium.Wrapper):
-    """Ends an episode when the environment raises, and creates a new environment for the next.
+    """Ends an episode when the environment fails, and creates a new environment for the next.
 
-    The final step repeats the last observation (any valid one if unknown), with reward 0 and 1.0
-    under `LOST` in `info`.
+    An environment fails if it raises, or returns a number that is not finite. The final step
+    repeats the last observation (any valid one if unknown), with reward 0 and 1.0 under `LOST` in
+    `info`.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], lost: bool = False):
         """Takes the environment's constructor, and whether the current episode is lost."""
         super().__init__(make())
         self._make = make
-        self._obs: Any = self.observation_space.sample() if lost else None
+        self._obs: Any = self._any_observation() if lost else None
         self._failed = lost
 
     def reset(
@@ -306,11 +305,12 @@ class LostEpisode(gymnasium.Wrapper):
             if self._failed:
                 self.env.close()
                 self.env = self._make()
-            self._obs, info = self.env.reset(seed=seed, options=options)
-            self._failed = False
+            obs, info = self.env.reset(seed=seed, options=options)
+            _check_finite("reset", obs)
+            self._obs, self._failed = obs, False
         except Exception as error:
             self._note(error)
-            self._obs, info = self.observation_space.sample(), {}
+            self._obs, info = self._any_observation(), {}
         return self._obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -318,12 +318,19 @@ class LostEpisode(gymnasium.Wrapper):
         if not self._failed:
             try:
                 answer = self.env.step(action)
+                _check_finite("step", answer[:2])
             except Exception as error:
                 self._note(error)
             else:
                 self._obs = answer[0]
                 return answer
         return self._obs, 0.0, True, False, {LOST: 1.0}
+
+    def _any_observation(self) -> Any:
+        """Returns a valid observation, always the same."""
+        space = copy.deepcopy(self.observation_space)
+        space.seed(0)
+        return space.sample()
 
     def _note(self, error: Exception) -> None:
         self._failed = True
@@ -526,3 +533,20 @@ def _padded(space: gymnasium.spaces.MultiDiscrete, rows: Any) -> np.ndarray:
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = np.asarray(values) != 0
     return padded
+
+
+def _check_finite(method: str, values: Any) -> None:
+    """Raises a ValueError for a number in dicts and tuples that is not finite in float32."""
+    if isinstance(values, Mapping):
+        values = tuple(values.values())
+    if isinstance(values, tuple):
+        for value in values:
+            _check_finite(method, value)
+        return
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32, copy=False)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{method}() returned a number that is not finite")

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution.core import EvoState
-from tfrl.evolution.diversity.archive import GridArchive, coverage, grid_cells
+from tfrl.evolution.diversity.archive import GridArchive, coverage, grid_cells, qd_score
 from tfrl.evolution.diversity.emitters import Emitter, IsoLineEmitter
 from tfrl.evolution.population_search import PopulationSearch, check_bounds
 from tfrl.loading import loadable
@@ -130,8 +130,9 @@ class MAPElites(PopulationSearch):
         return MAPElitesState(population=self.space(x.shape[1]).clip(emitted), archive=archive)
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
-        """Returns `coverage`: the share of cells with an elite."""
-        return {"coverage": coverage(state.search.archive)}
+        """Returns `coverage`, the share of cells with an elite, and `qd_score`, their fitness."""
+        archive = state.search.archive
+        return {"coverage": coverage(archive), "qd_score": qd_score(archive)}
 
     def centre(self, search: MAPElitesState) -> tf.Tensor:
         """Returns the fittest elite."""

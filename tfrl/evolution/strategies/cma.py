@@ -82,10 +82,12 @@ def full_constants(p: int, d: int, active: bool) -> Constants:
 
 @functools.lru_cache(maxsize=64)
 def separable_constants(p: int, d: int) -> Constants:
-    """Constants of Sep-CMA-ES, Ros and Hansen 2008, https://hal.inria.fr/inria-00287367.
+    """Constants of Sep-CMA-ES as in the package `cmaes`, https://github.com/CyberAgentAILab/cmaes.
 
-    The rank-mu rate is (D + 2) / 3 times the rate of the full covariance. It leaves room for the
-    rank-one rate also for a large population.
+    The rank-mu rate is (D + 2) / 3 times the rate of the full covariance, as in Ros and Hansen
+    2008, https://hal.inria.fr/inria-00287367; it leaves room for the rank-one rate also for a large
+    population. The rank-one rate is that of the full covariance, where the paper has the share
+    1 / mu_eff of the rank-mu rate.
     """
     mu = p // 2
     weights = log_weights(mu, mu + 1)

@@ -32,7 +32,8 @@ class SepCMAES(EvolutionStrategy):
 
     `cma.advance` has the paths, sigma and keep.
 
-    Source: Ros and Hansen 2008, https://hal.inria.fr/inria-00287367.
+    Source: Ros and Hansen 2008, https://hal.inria.fr/inria-00287367, with the rates of the package
+    `cmaes`, see `cma.separable_constants`.
 
     Attributes:
       pop_size: Candidates of a generation, P; see `default_pop_size`.
