@@ -210,6 +210,13 @@ def reverb_runs(folder, *names):
         server.stop()
 
 
+def test_learner_steps_of_several_processes_do_not_run_in_the_background(monkeypatch):
+    flow = workflow(replay=functools.partial(ReverbReplay, capacity=400))
+    assert flow.acts_ahead
+    monkeypatch.setattr(flow, "_worker_group", object())
+    assert not flow.acts_ahead
+
+
 @pytest.mark.slow
 def test_each_process_has_a_server(tmp_path):
     first, second = (found["uniform"] for found in reverb_runs(tmp_path, "uniform"))

@@ -76,7 +76,10 @@ class HostIterating(Iterating, Protocol):
     env: Env
     agent: Agent
     rollout_length: int
-    overlap: bool
+
+    @property
+    def acts_ahead(self) -> bool:
+        """Whether the call runs in the background of the next rollout."""
 
     @property
     def rollout_source(self) -> RolloutSource:
@@ -124,7 +127,7 @@ class HostRunner(Runner):
         """
         super().__init__(workflow, traces, iterations)
         self.experience = experience
-        self._executor = AsyncExecutor() if self._workflow.overlap else None
+        self._executor = AsyncExecutor() if self._workflow.acts_ahead else None
         self._calls: dict[str, CompiledLearnerCall] = {}
         # The iteration count (a tensor) and the phase of the queued inputs.
         self._of: tuple[Any, str] = (None, "")
@@ -242,7 +245,7 @@ class CompiledLearnerCall:
         self._runner, self._workflow, self._phase = runner, workflow, run_stages.phase
         self._how = (run_stages.phase.name, *sorted(run_stages.modes.items()))
         self._modes, self._seconds = run_stages.modes, run_stages.seconds
-        self._lag = int(workflow.overlap)
+        self._lag = int(workflow.acts_ahead)
         self._length = workflow.rollout_length
         agent, env = workflow.agent, workflow.env
         act = workflow.action_fn_of(run_stages.phase)

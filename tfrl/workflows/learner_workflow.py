@@ -221,6 +221,14 @@ class LearnerWorkflow(Workflow):
         return HostSource(self) if isinstance(self.env, HostEnv) else DeviceSource(self)
 
     @property
+    def acts_ahead(self) -> bool:
+        """Whether learner steps run in the background of the next rollout.
+
+        Not in several processes: their collectives must have one order.
+        """
+        return self.overlap and self.worker_group is None
+
+    @property
     def worker_group(self) -> WorkerGroup | None:
         """How the processes of a multi-worker strategy decide together; None for one process."""
         return self._worker_group
