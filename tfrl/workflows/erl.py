@@ -24,7 +24,7 @@ from tfrl.evolution.episodes import (
 )
 from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.injection import Injection
-from tfrl.evolution.population import PopulationActing, bare, check_rewards
+from tfrl.evolution.population import PopulationActing, bare, check_rewards, start_states
 from tfrl.learners import (
     DEFAULT_MODULE_ID,
     CheckNumerics,
@@ -106,6 +106,7 @@ class ERLWorkflow(Workflow):
         group: str = "actor",
         episodes_per_member: int = 1,
         episodes_per_agent: int = 1,
+        common_random_numbers: bool = False,
         inject: str = "replace",
         inject_every: int = 1,
         pull_share: float = 0.5,
@@ -139,6 +140,7 @@ class ERLWorkflow(Workflow):
           group: The group of parameters that the population consists of.
           episodes_per_member: Episodes of each member; the fitness is their mean return.
           episodes_per_agent: Episodes that each agent plays in a generation, with exploration.
+          common_random_numbers: Whether all members of a generation use the same episode seeds.
           inject: How the agents' actors enter the population. "replace": they replace the last
             candidates before these play. "extra": they play beside the population, and each
             replaces the worst member if it is fitter. "mean": the mean of the search moves towards
@@ -168,12 +170,14 @@ class ERLWorkflow(Workflow):
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
         checks.boolean("train_half", train_half)
+        checks.boolean("common_random_numbers", common_random_numbers)
         check_counts(learning_starts=learning_starts)
         check_batch_size(batch_size, 1)
         self.optimizer: Any = optimizer
         self.group, self.train_half = group, train_half
         self.episodes_per_member = episodes_per_member
         self.episodes_per_agent = episodes_per_agent
+        self.common_random_numbers = common_random_numbers
         self.batch_size, self.learning_starts = batch_size, learning_starts
         self._ratio = updates_ratio(updates_per_step)
         self.learner_config = learner_config or ModuleConfig(lr=3e-4, adam_epsilon=1e-8)
@@ -374,10 +378,13 @@ class ERLWorkflow(Workflow):
     def _played(self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor) -> Episodes:
         """`play` on the device; a function of tensors."""
 
-        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+        def play(
+            agent: Any, own: Any, number: int, repeats: int, key: tf.Tensor, act: Any
+        ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             env = self.env.with_num_envs(number)
-            return play_episodes(env, agent, bare(env).reset(start_key), own, key, act)
+            start = start_states(bare(env), start_key, repeats, common=True)
+            return play_episodes(env, agent, start, own, key, act)
 
         acting = PopulationActing(agent=self.agent, num_members=self.injection.num_members)
         own = self._with_actor(agent_states, population)
@@ -389,12 +396,13 @@ class ERLWorkflow(Workflow):
         """`play` in Python, for environments on the host."""
         env: Any = self.env
 
-        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+        def play(
+            agent: Any, own: Any, number: int, repeats: int, key: tf.Tensor, act: Any
+        ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             state_of = own if callable(own) else lambda _: own
-            return play_episodes_on_host(
-                env, agent, state_of, row_seeds(start_key, number), key, act
-            )
+            seeds = np.tile(row_seeds(start_key, number // repeats), repeats)
+            return play_episodes_on_host(env, agent, state_of, seeds, key, act)
 
         def member_state(job: np.ndarray) -> Any:
             numbers = tf.constant(job // self.episodes_per_member)
@@ -411,13 +419,24 @@ class ERLWorkflow(Workflow):
         agent_states: dict[str, Any],
         key: tf.Tensor,
     ) -> Episodes:
-        """Plays the members' episodes, greedy, then the agents' episodes with exploration."""
-        number = self.injection.num_members * self.episodes_per_member
-        parts = [play(acting, own, number, seeding.stream(key, "members"), None)]
+        """Plays the members' episodes, greedy, then the agents' episodes with exploration.
+
+        Args:
+          play: `play(agent, own, number, repeats, key, act)`: that many episodes, of which each
+            start occurs `repeats` times.
+          acting: Acts for the members.
+          own: The state of the members, or a function of the numbers of episodes.
+          agent_states: By module id.
+          key: int32 [2].
+        """
+        members = self.injection.num_members
+        repeats = members if self.common_random_numbers else 1
+        args = (acting, own, members * self.episodes_per_member, repeats)
+        parts = [play(*args, seeding.stream(key, "members"), None)]
         for m, agent in self.explorers.items():
             agent_key = seeding.stream(key, f"agent {m}")
-            args = (agent, agent_states[m], self.episodes_per_agent, agent_key)
-            parts.append(play(*args, agent.compute_actions))
+            args = (agent, agent_states[m], self.episodes_per_agent, 1)
+            parts.append(play(*args, agent_key, agent.compute_actions))
         return join_episodes(parts)
 
     def _with_actor(self, agent_states: Mapping[str, Any], params: Nest) -> Any:
