@@ -104,6 +104,17 @@ def test_the_buffer_holds_the_episodes_of_members_and_agent(task, agent, limit):
         assert 0 < ends.sum() and len(rows) < 11 * limit
 
 
+@pytest.mark.parametrize("task", ["tf:Pendulum-v1", "gymnasium:Pendulum-v1"])
+def test_members_start_alike_where_asked(task):
+    workflow = workflow_of(task, num_envs=3, episodes_per_member=2, common_random_numbers=True)
+    state = workflow.setup(0)
+    population, _ = workflow.injection.ask(state.opt_state.search, workflow._actors(state))
+    starts = workflow.play(state, population, seeding.key(1)).trajectory.obs[0].numpy()
+    workflow.close()
+    np.testing.assert_array_equal(starts[:8], np.tile(starts[:2], (4, 1)))
+    assert len(np.unique(starts, axis=0)) == 3  # two of the members, one of the agent
+
+
 def test_members_act_as_their_parameters_say():
     workflow = workflow_of()
     state = workflow.setup(0)
