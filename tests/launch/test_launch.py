@@ -224,6 +224,46 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     ]
 
 
+@pytest.fixture(name="launched")
+def fixture_launched(monkeypatch):
+    """The commands of the jobs that the local engine gets; it starts nothing."""
+    commands = []
+
+    class Engine:
+        def __init__(self, job, log_dir, **options):
+            commands.append({role.name: role.flags for role in job})
+
+        def run(self, termination):
+            return 0
+
+    monkeypatch.setattr(launch, "LocalEngine", Engine)
+    return commands
+
+
+@pytest.mark.parametrize("if_exists", ["new", "fail"])
+def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, launched, if_exists):
+    root = tmp_path / "r"
+    root.mkdir()
+    args = (f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin")
+    args = (*args, f"--if_exists={if_exists}")
+    assert call(capsys, *args)[0] == 0
+    (root / "metadata.json").touch()
+    code, _, err = call(capsys, *args)
+    if if_exists == "fail":
+        assert code == 2 and "expected a folder without a run" in err
+    else:
+        assert code == 0 and not root.exists()
+        assert (tmp_path / "r.old-1/metadata.json").exists()
+    assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "tpu_vm"])
+def test_a_rendered_job_always_resumes(capsys, engine):
+    args = ("--root_dir=gs://b/r", "--gin_file=dqn/gymnasium_cartpole.gin")
+    code, _, err = call(capsys, *args, f"--engine={engine}", "--if_exists=new")
+    assert code == 2 and f"--if_exists=new: expected resume with --engine={engine}" in err
+
+
 def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
     code, out, err = call(capsys, f"--root_dir={tmp_path}", "--gin_file=none.gin")
     assert code == 2 and err.startswith("Error: ") and "none.gin" in err

@@ -20,7 +20,7 @@ OPTIONS = job.JobOptions(
     replay_servers=1,
     evaluators=0,
     wait_seconds=600.0,
-    learner_flags=("--if_exists=fail", "--strategy=auto"),
+    learner_flags=("--deterministic_ops=True", "--strategy=auto"),
 )
 COMMON = {"name": "sac", "zone": "us-central2-b"}
 # Notes what it is called with. The first run is preempted, the second ends.
@@ -70,7 +70,7 @@ def test_the_script_goes_on_after_a_preemption(tmp_path):
         *"tfrl-launch --engine=local --gin_file=sac/tf_pendulum.gin".split(),
         "--gin_bindings=train.total_env_steps=10 * 1000",
         *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1".split(),
-        *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --if_exists=fail".split(),
+        *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --deterministic_ops=True".split(),
         *"--strategy=tpu --tpu=local".split(),
     ]
 

@@ -87,6 +87,15 @@ def main() -> int:
             got=values.strategy,
             remedy="Leave it out: the workers share each update.",
         )
+    local = asked.engine == "local"
+    if values.if_exists != "resume" and not local and asked.engine != "ray":
+        raise UserError(
+            f"--if_exists={values.if_exists}",
+            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
+            "checkpoint",
+            got=values.if_exists,
+            remedy="Choose a --root_dir without a run.",
+        )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     options = JobOptions(
         gin_files=values.gin_file,
@@ -101,7 +110,6 @@ def main() -> int:
         learners=asked.learners,
     )
     where = resources.parsed(asked.resources)
-    local = asked.engine == "local"
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, bind = free[: options.replay_servers], ""
@@ -121,6 +129,14 @@ def main() -> int:
         size = sizes.described(options, job)
         app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
         return 0
+    if not (local or asked.engine == "ray"):
+        app.say(text)
+        return 0
+    if values.if_exists != "resume":
+        from tfrl.launch import training
+
+        # Once for the job: a restarted learner must resume.
+        training.apply_if_exists(root, values.if_exists)
     here = api.default_root_dir(list(values.gin_file)) if remote.is_remote(root) else root
     log_dir = pathlib.Path(here).expanduser() / "logs"
     if asked.engine == "ray":
@@ -133,9 +149,6 @@ def main() -> int:
             max_restarts=asked.max_restarts,
             wait_seconds=options.wait_seconds,
         )
-    if not local:
-        app.say(text)
-        return 0
     return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
 
 
@@ -157,7 +170,6 @@ def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
 
 def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
     set_flags = {
-        "if_exists": values.if_exists,
         "strategy": values.strategy,
         "tpu": values.tpu,
         "num_logical_cpus": values.num_logical_cpus,
