@@ -98,7 +98,7 @@ while 'again' not in pathlib.Path({str(tmp_path / "logs/collector-0.log")!r}).re
     time.sleep(0.02)
 """
     made, said = engine(tmp_path, {"collector-0": program, "learner-0": learner})
-    made._await_end = lambda: None
+    made._await_end = lambda termination: None
     assert made.run(termination.Termination()) == 0
     assert "collector-0 has ended with exit code 137; started again in 0.05 s (1 of 3)." in said
     assert not any(alive(p.popen.pid) for p in made.processes)
@@ -187,6 +187,67 @@ made.run(termination.Termination())
     while alive(int(log.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+LAUNCHER = """
+import pathlib, sys
+from tfrl.launch import job, local_engine, termination
+
+programs = {programs!r}
+stop = termination.Termination()
+stop.install()
+made = local_engine.LocalEngine(
+    [job.Role(name, 0, "", ()) for name in programs],
+    pathlib.Path({folder!r}),
+    command=lambda role: [sys.executable, "-S", "-c", programs[role.kind]],
+    say=lambda line: print(line, flush=True),
+)
+sys.exit(made.run(stop))
+"""
+
+
+def launcher(tmp_path, programs):
+    """A launcher in another process, with its signal handlers."""
+    code = LAUNCHER.format(programs=programs, folder=str(tmp_path))
+    words = [sys.executable, "-c", code]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def said_until(process, end):
+    return next(line for line in process.stdout if line.endswith(f"{end}\n"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_kills_all(tmp_path, number):
+    stays = "import os, signal, time; signal.signal(15, lambda *_: print('no', flush=True))"
+    stays += "; print(os.getpid(), 'there', flush=True)\nwhile True: time.sleep(60)"
+    made = launcher(tmp_path, {"learner": stays})
+    pid = int(said_until(made, "there").split()[2])
+    made.send_signal(number)
+    said_until(made, "no")
+    made.send_signal(number)
+    assert made.wait(timeout=10) == 128 + number
+    assert not alive(pid)
+
+
+def test_a_signal_at_the_end_of_a_run_lets_it_end(tmp_path):
+    server = SERVES.replace('print("saved")', 'print("saving", flush=True); time.sleep(0.5)')
+    server = server.replace("sys.exit(0)", 'print("saved"); sys.exit(0)')
+    waits = f"import os, time\nwhile not os.path.getsize({str(tmp_path / 'server-0.log')!r}): "
+    made = launcher(tmp_path, {"server": server, "learner": f"{waits}time.sleep(0.02)"})
+    said_until(made, "saving")
+    made.send_signal(signal.SIGTERM)
+    said_until(made, "saved")
+    assert made.wait(timeout=10) == 0
+
+
+def test_what_does_not_end_in_time_is_killed_and_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(local_engine._END_SECONDS, "server", 0.2)
+    stays = SERVES.replace("sys.exit(0)", "time.sleep(60)")
+    waits = f"import os, time\nwhile not os.path.getsize({str(tmp_path / 'logs/server-0.log')!r}): "
+    made, said = engine(tmp_path, {"server-0": stays, "learner-0": f"{waits}time.sleep(0.02)"})
+    assert made.run(termination.Termination()) == 0
+    assert "server-0 did not end within 0.2 s: killed." in said
 
 
 def call(capsys, *args):

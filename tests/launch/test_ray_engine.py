@@ -142,7 +142,7 @@ def test_a_lost_node(ray, tmp_path, lost):
         "learner-0": "import time; time.sleep(1.5)",
     }
     made, said, _ = engine(ray, tmp_path, programs)
-    made._await_end = lambda: None
+    made._await_end = lambda termination: None
     spawn = made._spawn
 
     def spawned(role):

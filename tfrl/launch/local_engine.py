@@ -118,23 +118,33 @@ class LocalEngine:
           good, or of the signal.
         """
         failed = 0
-        try:
-            with termination.deferred():
-                for process in self.processes:
-                    self._start(process)
-                while not termination.requested:
-                    failed = self._look()
-                    if failed or all(p.code == 0 for p in self._of(LEARNER)):
-                        break
-                    time.sleep(_LOOK_SECONDS)
-                if termination.requested:
-                    self._tell(f"Stopped by {termination.name}: the same command goes on.")
-                    failed = termination.exit_code
-                elif not failed:
-                    self._await_end()
-        finally:
-            self._end()
-            self._show()
+        termination.before_exit = self._kill_all
+        with termination.deferred():  # a second Ctrl-C raises SystemExit
+            try:
+                try:
+                    failed = self._supervise(termination)
+                finally:
+                    self._end()
+            finally:
+                self._kill_all()
+                self._show()
+        return failed
+
+    def _supervise(self, termination: Termination) -> int:
+        """Starts and restarts processes until the job should end; returns its exit code."""
+        failed = 0
+        for process in self.processes:
+            self._start(process)
+        while not termination.requested:
+            failed = self._look()
+            if failed or all(p.code == 0 for p in self._of(LEARNER)):
+                break
+            time.sleep(_LOOK_SECONDS)
+        if termination.requested:
+            self._tell(f"Stopped by {termination.name}: the same command goes on.")
+            return termination.exit_code
+        if not failed:
+            self._await_end(termination)
         return failed
 
     # One process.
@@ -143,7 +153,9 @@ class LocalEngine:
         process.starts_at = None
         process.popen = self._spawn(process.role)
         process.started = time.monotonic()
-        process.reader = threading.Thread(target=self._read, args=[process, process.popen.stdout])
+        process.reader = threading.Thread(
+            target=self._read, args=[process, process.popen.stdout], daemon=True
+        )
         process.reader.start()
 
     def _spawn(self, role: Role) -> Any:
@@ -230,11 +242,11 @@ class LocalEngine:
         while any(p.running for p in unit) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
-    def _await_end(self) -> None:
-        """Waits until collectors and evaluators notice the end of the run."""
+    def _await_end(self, termination: Termination) -> None:
+        """Waits until collectors and evaluators notice the end of the run, or for a signal."""
         deadline = time.monotonic() + _SEE_SECONDS
         while any(p.running for p in self._of(COLLECTOR, EVALUATOR)):
-            if time.monotonic() > deadline:
+            if termination.requested or time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -245,10 +257,18 @@ class LocalEngine:
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     process.popen.terminate()
+            seconds = _END_SECONDS[kinds[0]]
+            deadline = time.monotonic() + seconds
             for process in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.popen.wait(_END_SECONDS[process.role.kind])
+                try:
+                    process.popen.wait(max(deadline - time.monotonic(), 0.0))
+                except subprocess.TimeoutExpired:
+                    self._tell(f"{process.role.name} did not end within {seconds:g} s: killed.")
+                    self._kill(process.popen)
                 process.reader.join(timeout=5.0)  # prints its last lines before other output
+
+    def _kill_all(self) -> None:
+        """Kills what is left of all processes."""
         for process in self.processes:
             if process.popen is None:
                 continue

@@ -32,6 +32,7 @@ class Termination:
 
     Attributes:
       last_saved: One sentence for the user about the last checkpoint.
+      before_exit: Called before the process ends at once, from any thread.
     """
 
     def __init__(self, end: Callable[[int], Any] = os._exit):
@@ -41,6 +42,7 @@ class Termination:
           end: Ends the process with an exit code, from any thread.
         """
         self.last_saved = "Nothing was trained."
+        self.before_exit: Callable[[], Any] = lambda: None
         self._end = end
         self._signal: int | None = None
         self._deferred = False
@@ -114,6 +116,7 @@ class Termination:
 
     def _exit(self, number: int, line: str) -> None:
         _write(f"{line} {self.last_saved}\n")
+        self.before_exit()
         self._end(128 + number)
 
 
