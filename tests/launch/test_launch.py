@@ -270,6 +270,8 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     )
     assert f"--replay_server=localhost:{port}" in collector
     assert collector.endswith("--task_id=1 --num_tasks=2")
+    evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
+    assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --root_dir=" in evaluator
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version
     assert item * 51_200 == 2_867_200

@@ -135,6 +135,8 @@ def roles(
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
         result.append(made(COLLECTOR, i, "collect", flags))
     if options.evaluators:
-        flags = [f"--root_dir={root}", "--watch", f"--wait_seconds={options.wait_seconds:g}"]
+        # The gin files allow it to import the modules that the run folder names.
+        flags = [*experiment, f"--root_dir={root}", "--watch"]
+        flags.append(f"--wait_seconds={options.wait_seconds:g}")
         result.append(made(EVALUATOR, 0, "evaluate", flags))
     return result
