@@ -320,6 +320,21 @@ def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, l
     assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
 
 
+@pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])
+def test_flags_of_learner_and_collectors_are_passed_on(capsys, launched, tmp_path, engine):
+    root = tmp_path if engine == "local" else "gs://b/r"
+    args = (f"--root_dir={root}", "--gin_file=impala/tf_cartpole.gin", f"--engine={engine}")
+    asked = ("--synchronous=true", "--max_policy_lag=3", "--pull_seconds=1.5")
+    code, out, err = call(capsys, *args, *asked, "--image=i", "--zone=z")
+    assert (code, err) == (0, "")
+    if engine == "local":
+        (job,) = launched
+        assert {*asked[:2]} <= {*job["learner-0"]} and asked[2] not in job["learner-0"]
+        assert asked[2] in job["collector-1"]
+    else:
+        assert all(flag in out for flag in asked)
+
+
 @pytest.mark.parametrize("engine", ["kubernetes", "tpu_vm"])
 def test_a_rendered_job_always_resumes(capsys, engine):
     args = ("--root_dir=gs://b/r", "--gin_file=dqn/gymnasium_cartpole.gin")

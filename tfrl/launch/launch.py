@@ -12,6 +12,8 @@ from tfrl.launch import (
     app,
     gin_files,
     kubernetes,
+    policy_lag_flags,  # noqa: F401
+    pull_flag,  # noqa: F401
     ray_engine,
     resources,
     tpu_vm,
@@ -33,6 +35,16 @@ DOC = """Starts a replay server, a learner and collectors for distributed traini
 The same command resumes a stopped run. --root_dir is the learner's run folder; it also has logs/ of
 all processes and servers/. The logs of a run on gs:// are in the local folder runs/."""
 
+# Flags that are passed on.
+_LEARNER_FLAGS = (
+    "strategy",
+    "tpu",
+    "num_logical_cpus",
+    "deterministic_ops",
+    "synchronous",
+    "max_policy_lag",
+)
+_COLLECTOR_FLAGS = ("pull_seconds",)
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
@@ -106,7 +118,8 @@ def main() -> int:
         replay_servers=asked.replay_servers or _num_servers(bindings),
         evaluators=asked.evaluators,
         wait_seconds=asked.wait_seconds,
-        learner_flags=_learner_flags(values),
+        learner_flags=_passed(values, _LEARNER_FLAGS),
+        collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,
     )
     where = resources.parsed(asked.resources)
@@ -168,14 +181,10 @@ def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
     return value
 
 
-def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
-    set_flags = {
-        "strategy": values.strategy,
-        "tpu": values.tpu,
-        "num_logical_cpus": values.num_logical_cpus,
-        "deterministic_ops": values.deterministic_ops,
-    }
-    return tuple(f"--{name}={x}" for name, x in set_flags.items() if flags.FLAGS[name].present)
+def _passed(values: common_flags.CommonFlags, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those flags that the command line sets."""
+    present = [name for name in names if flags.FLAGS[name].present]
+    return tuple(f"--{n}={getattr(values, n, flags.FLAGS[n].value)}" for n in present)
 
 
 def described(job: Sequence[Role]) -> str:

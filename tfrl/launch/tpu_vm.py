@@ -137,6 +137,7 @@ def script(
         f"--wait_seconds={options.wait_seconds:g}",
         f"--max_restarts={max_restarts}",
         *(f for f in options.learner_flags if not f.startswith(("--strategy=", "--tpu="))),
+        *options.collector_flags,
         "--strategy=tpu",
         f"--tpu={tpu}",
     ]
