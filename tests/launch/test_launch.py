@@ -200,15 +200,15 @@ made = local_engine.LocalEngine(
     [job.Role(name, 0, "", ()) for name in programs],
     pathlib.Path({folder!r}),
     command=lambda role: [sys.executable, "-S", "-c", programs[role.kind]],
-    say=lambda line: print(line, flush=True),
+    {say}
 )
 sys.exit(made.run(stop))
 """
 
 
-def launcher(tmp_path, programs):
+def launcher(tmp_path, programs, say="say=lambda line: print(line, flush=True),"):
     """A launcher in another process, with its signal handlers."""
-    code = LAUNCHER.format(programs=programs, folder=str(tmp_path))
+    code = LAUNCHER.format(programs=programs, folder=str(tmp_path), say=say)
     words = [sys.executable, "-c", code]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
@@ -239,6 +239,22 @@ def test_a_signal_at_the_end_of_a_run_lets_it_end(tmp_path):
     made.send_signal(signal.SIGTERM)
     said_until(made, "saved")
     assert made.wait(timeout=10) == 0
+
+
+def test_a_job_goes_on_without_a_reader(tmp_path):
+    learner = f"""
+import os, time
+print('begins', flush=True)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+print('goes on', flush=True)
+"""
+    made = launcher(tmp_path, {"learner": learner}, say="")
+    said_until(made, "begins")
+    made.stdout.close()
+    (tmp_path / "go").touch()
+    assert made.wait(timeout=10) == 0
+    assert (tmp_path / "learner-0.log").read_text() == "begins\ngoes on\n"
 
 
 def test_what_does_not_end_in_time_is_killed_and_named(tmp_path, monkeypatch):

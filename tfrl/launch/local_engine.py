@@ -73,6 +73,14 @@ class Process:
         return 128 - code if code is not None and code < 0 else code
 
 
+class _Console(Console):
+    """A console without which the job goes on, for example after `| head` or a lost ssh."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class LocalEngine:
     """Starts the processes of a job, restarts failed ones, and ends all at the end of the job."""
 
@@ -95,7 +103,7 @@ class LocalEngine:
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
         """
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = _Console(soft_wrap=True, highlight=False)
         self._say = say
         self._command = command or _own_command
         self._max_restarts = max_restarts
