@@ -140,6 +140,20 @@ def test_a_mistake_is_not_repeated(tmp_path):
     assert not any("started again" in line for line in said)
 
 
+def test_a_mistake_of_an_evaluator_does_not_end_the_job(tmp_path):
+    learner = f"""
+import os, time
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+"""
+    mistake = "import sys; print('no episodes'); sys.exit(2)"
+    made, said = engine(tmp_path, {"learner-0": learner, "evaluator-0": mistake})
+    say = made._say
+    made._say = lambda line: (say(line), "without" in line and (tmp_path / "go").touch())
+    assert made.run(termination.Termination()) == 0
+    assert "The run goes on without evaluator-0." in said
+
+
 def test_a_signal_ends_all_in_order(tmp_path):
     programs = {
         "server-0": SERVES,
@@ -288,6 +302,7 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     assert collector.endswith("--task_id=1 --num_tasks=2")
     evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
     assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --root_dir=" in evaluator
+    assert evaluator.endswith("--wait_seconds=inf")  # the engine notices a learner that fails
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version
     assert item * 51_200 == 2_867_200

@@ -137,8 +137,8 @@ def roles(
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}", *options.collector_flags]
         result.append(made(COLLECTOR, i, "collect", flags))
     if options.evaluators:
-        # The gin files allow it to import the modules that the run folder names.
-        flags = [*experiment, f"--root_dir={root}", "--watch"]
-        flags.append(f"--wait_seconds={options.wait_seconds:g}")
+        # The gin files allow it to import the modules that the run folder names. The engine watches
+        # the learner, so it waits for checkpoints without a limit.
+        flags = [*experiment, f"--root_dir={root}", "--watch", "--wait_seconds=inf"]
         result.append(made(EVALUATOR, 0, "evaluate", flags))
     return result

@@ -202,7 +202,7 @@ class LocalEngine:
 
     def _look(self) -> int:
         """Restarts failed processes; returns the exit code of one that failed for good, or 0."""
-        for unit in self._units:
+        for unit in list(self._units):
             for process in unit:
                 if process.starts_at is not None and time.monotonic() >= process.starts_at:
                     self._start(process)
@@ -211,7 +211,7 @@ class LocalEngine:
                 return code
         return 0
 
-    def _restart(self, unit: Sequence[Process], failed: Process) -> int:
+    def _restart(self, unit: list[Process], failed: Process) -> int:
         """Schedules the restart of a unit; returns the exit code if it has failed for good."""
         self._let_fall(unit)
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
@@ -229,6 +229,10 @@ class LocalEngine:
                 f"{name} has failed with exit code {code}{times}: {failed.last_line} "
                 f"Its log: {failed.log}"
             )
+            if failed.role.kind == EVALUATOR:
+                self._tell(f"The run goes on without {name}.")
+                self._units.remove(unit)
+                return 0
             return code or 1
         seconds = min(_BACK_OFF_SECONDS * 2**failed.restarts, _MOST_BACK_OFF_SECONDS)
         for process in unit:
