@@ -142,6 +142,7 @@ def test_the_command_prints_a_file_for_kubectl(capsys):
         launch.main,
         capsys,
         "--engine=kubernetes",
+        "--quiet",
         "--gin_file=dqn/gymnasium_cartpole.gin",
         "--gin_bindings=train.total_env_steps=1000",
         "--seed=3",

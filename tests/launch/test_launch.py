@@ -351,6 +351,46 @@ def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, l
     assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
 
 
+DQN, PPO = "dqn/gymnasium_cartpole.gin", "ppo/tf_cartpole.gin"
+
+
+@pytest.mark.needs("reverb")
+@pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])
+@pytest.mark.parametrize(
+    ("file", "flag", "message"),
+    [
+        (DQN, "--replay_servers=3", "batch_size: expected a multiple of 3"),
+        (PPO, "--replay_servers=2", "num_servers: expected 1 for on-policy training"),
+        (PPO, "--collectors=3", "--num_collectors: expected a divisor of"),
+    ],
+)
+def test_jobs_that_cannot_run_are_refused(capsys, tmp_path, engine, file, flag, message):
+    local = engine == "local"
+    root = tmp_path if local else "gs://b/r"
+    args = (f"--root_dir={root}", f"--gin_file={file}", f"--engine={engine}", flag)
+    code, out, err = call(capsys, *args, "--image=i", "--zone=z", f"--dry_run={local}")
+    assert (code, out) == (2, "") and message in err
+
+
+@pytest.mark.needs("reverb")
+def test_workers_share_batches_and_collectors(capsys):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i", "--learners=2")
+    sizes = (f"--gin_file={DQN}", "--gin_bindings=OffPolicyWorkflow.batch_size=126")
+    code, _, err = call(capsys, *common, *sizes, "--replay_servers=2")
+    assert code == 2 and "batch_size: expected a multiple of 4" in err
+    code, _, err = call(capsys, *common, f"--gin_file={PPO}", "--collectors=1")
+    assert code == 2 and "--collectors: expected a multiple of the learner's 2 workers" in err
+
+
+@pytest.mark.needs("reverb")
+def test_dry_run_of_a_cluster_shows_each_learner(capsys):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i", "--learners=2")
+    code, out, _ = call(capsys, *common, f"--gin_file={DQN}", "--dry_run", "--quiet")
+    assert code == 0
+    learners = [line for line in out.splitlines() if line.startswith("learner-")]
+    assert len(learners) == 2 and "tfrl-learner-0-1.tfrl:2222" in learners[0]
+
+
 @pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])
 def test_flags_of_learner_and_collectors_are_passed_on(capsys, launched, tmp_path, engine):
     root = tmp_path if engine == "local" else "gs://b/r"
@@ -510,10 +550,10 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out
-    macro = ("--gin_bindings=N = 3", "--gin_bindings=ReverbReplay.num_servers = %N")
+    macro = ("--gin_bindings=N = 4", "--gin_bindings=ReverbReplay.num_servers = %N")
     code, out, err = call(capsys, *args, *macro)
     assert code == 0, err
-    assert "server-2" in out and "server-3" not in out
+    assert "server-3" in out and "server-4" not in out
     code, _, err = call(capsys, *args, "--gin_bindings=ReverbReplay.num_servers='two'")
     assert code == 2
     assert "ReverbReplay.num_servers (--gin_bindings)" in err

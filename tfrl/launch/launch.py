@@ -1,5 +1,6 @@
 """`bin/launch.py`: one command for all processes of a distributed run."""
 
+import importlib.util
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -99,8 +100,8 @@ def main() -> int:
             got=values.strategy,
             remedy="Leave it out: the workers share each update.",
         )
-    local = asked.engine == "local"
-    if values.if_exists != "resume" and not local and asked.engine != "ray":
+    local, renders = asked.engine == "local", asked.engine in ("kubernetes", "tpu_vm")
+    if values.if_exists != "resume" and renders:
         raise UserError(
             f"--if_exists={values.if_exists}",
             expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
@@ -126,24 +127,26 @@ def main() -> int:
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, bind = free[: options.replay_servers], ""
+    learner_addresses = free[options.replay_servers :]
     if asked.engine == "kubernetes":
         text = kubernetes.rendered(options, asked.max_restarts, where)
         addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
+        learner_addresses = kubernetes.learner_addresses(options, asked.job_name)
     elif asked.engine == "tpu_vm":
         text = tpu_vm.rendered(options, asked.max_restarts)
     elif asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
         bind = "0.0.0.0"  # nosec B104
-    learner_addresses = free[options.replay_servers :]
     job = roles(options, addresses, bind=bind, learner_addresses=learner_addresses)
-    if asked.dry_run:
+    if asked.dry_run or renders:
         from tfrl.launch import sizes
 
-        size = sizes.described(options, job)
-        app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
-        return 0
-    if not (local or asked.engine == "ray"):
-        app.say(text)
+        if asked.dry_run:
+            size = sizes.described(options, job)
+            text = "\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size])
+        elif importlib.util.find_spec("reverb"):  # a machine without Reverb renders unchecked
+            sizes.checked_workflow(options)
+        print(text, flush=True)  # also with --quiet
         return 0
     if values.if_exists != "resume":
         from tfrl.launch import training
