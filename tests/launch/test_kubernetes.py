@@ -110,6 +110,7 @@ REFUSED = {
     "own_disk": ({"root_dir": "runs/x"}, {}, "a folder of the pod's own disk"),
     "no_volume": ({}, {"volume": None}, "expected a folder of --volume, or gs://bucket/folder"),
     "volume": ({}, {"volume": "runs"}, "--volume=runs: expected CLAIM:/folder"),
+    "whole_volume": ({}, {"volume": "claim:/"}, "--volume=claim:/: expected CLAIM:/folder"),
     "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
     "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),
     "tpu_workers": ({"learners": 2}, {"tpu_topology": "v4:2x2x1"}, "got --learners=2"),

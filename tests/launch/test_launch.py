@@ -351,6 +351,30 @@ def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, l
     assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
 
 
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("/proc/r", "got a path where no folder can be created"),
+        ("ram://r", "--root_dir=ram://r: expected a folder that all processes share"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused(capsys, root, message):
+    code, _, err = call(capsys, f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin")
+    assert code == 2 and message in err
+
+
+def test_ports_on_a_machine_without_ipv6(monkeypatch):
+    make = socket.socket
+
+    def only_ipv4(family):
+        if family == socket.AF_INET6:
+            raise OSError("Address family not supported by protocol")
+        return make(family)
+
+    monkeypatch.setattr(local_engine.socket, "socket", only_ipv4)
+    assert len(set(local_engine.free_ports(3))) == 3
+
+
 DQN, PPO = "dqn/gymnasium_cartpole.gin", "ppo/tf_cartpole.gin"
 
 

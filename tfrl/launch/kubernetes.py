@@ -299,10 +299,10 @@ def _strategy(options: JobOptions) -> str:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    if not claim or not folder.startswith("/"):
+    if not claim or not folder.startswith("/") or not folder.strip("/"):
         raise UserError(
             f"--volume={volume}",
-            expected="CLAIM:/folder",
+            expected="CLAIM:/folder, a folder below /",
             got=volume,
             remedy="CLAIM is the name of a persistent volume claim of the namespace.",
         )

@@ -110,6 +110,13 @@ def main() -> int:
             remedy="Choose a --root_dir without a run.",
         )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
+    if root.startswith("ram://"):
+        raise UserError(
+            f"--root_dir={root}",
+            expected="a folder that all processes share",
+            got="the memory of one process",
+            remedy="Choose a local folder or gs://bucket/folder.",
+        )
     options = JobOptions(
         gin_files=values.gin_file,
         gin_bindings=values.gin_bindings,

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, Role
 from tfrl.launch.termination import Termination
+from tfrl.storage import files
 
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
@@ -102,6 +103,9 @@ class LocalEngine:
             other than 0 and 2 (a user error).
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
+
+        Raises:
+          UserError: The folder of the logs cannot be created.
         """
         self._console = _Console(soft_wrap=True, highlight=False)
         self._say = say
@@ -113,7 +117,11 @@ class LocalEngine:
         others = [[p] for p in self.processes if p.role.kind != LEARNER]
         self._units = [learners, *others] if learners else others
         self._lock = threading.Lock()
-        log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            remedy = "Choose another --root_dir."
+            raise files.unwritable(f"--root_dir, {log_dir}", error, remedy=remedy) from error
 
     def run(self, termination: Termination) -> int:
         """Runs the job.
@@ -337,10 +345,18 @@ def spawn(
 
 def free_ports(count: int) -> list[int]:
     """Returns free ports of this machine."""
-    probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
     try:
-        for probe in probes:
-            probe.bind(("::", 0))
+        return _free_ports(count, socket.AF_INET6, "::")
+    except OSError:  # a machine without IPv6
+        return _free_ports(count, socket.AF_INET, "0.0.0.0")  # nosec B104
+
+
+def _free_ports(count: int, family: socket.AddressFamily, host: str) -> list[int]:
+    probes: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            probes.append(socket.socket(family))
+            probes[-1].bind((host, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
     finally:
         for probe in probes:
