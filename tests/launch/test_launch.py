@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -269,6 +270,18 @@ print('goes on', flush=True)
     (tmp_path / "go").touch()
     assert made.wait(timeout=10) == 0
     assert (tmp_path / "learner-0.log").read_text() == "begins\ngoes on\n"
+
+
+def test_a_table_shows_the_processes_while_they_run(tmp_path):
+    learner = "import time; print('50 env steps/s', flush=True); time.sleep(0.6)"
+    programs = {"learner": learner, "collector": "import sys; sys.exit(1)"}
+    made = launcher(tmp_path, programs, say="table_seconds=0.3,")
+    lines = [line.strip() for line in made.stdout]
+    assert made.wait(timeout=10) == 0
+    assert any(re.fullmatch(r"learner-0 +runs +0 +0 +50 env steps/s", x) for x in lines)
+    assert any(re.match(r"collector-0 +restarts in \d s +1 +0", x) for x in lines)
+    assert re.match(r"learner-0 +exit code 0", lines[-2])
+    assert re.match(r"collector-0 +exit code 1", lines[-1])
 
 
 def test_what_does_not_end_in_time_is_killed_and_named(tmp_path, monkeypatch):

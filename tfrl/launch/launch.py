@@ -1,6 +1,7 @@
 """`bin/launch.py`: one command for all processes of a distributed run."""
 
 import importlib.util
+import math
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from tfrl.launch import (
 )
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
-from tfrl.launch.local_engine import LocalEngine, free_ports
+from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
 
@@ -162,6 +163,7 @@ def main() -> int:
         training.apply_if_exists(root, values.if_exists)
     here = api.default_root_dir(list(values.gin_file)) if remote.is_remote(root) else root
     log_dir = pathlib.Path(here).expanduser() / "logs"
+    table_seconds = math.inf if asked.quiet else TABLE_SECONDS
     if asked.engine == "ray":
         return ray_engine.run(
             lambda addresses, bind: roles(options, addresses, bind=bind),
@@ -171,8 +173,10 @@ def main() -> int:
             resources=where,
             max_restarts=asked.max_restarts,
             wait_seconds=options.wait_seconds,
+            table_seconds=table_seconds,
         )
-    return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
+    engine = LocalEngine(job, log_dir, max_restarts=asked.max_restarts, table_seconds=table_seconds)
+    return engine.run(termination)
 
 
 def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:

@@ -24,6 +24,8 @@ from tfrl.storage import files
 
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
+# Seconds between two tables of the processes.
+TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
 _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
 # Seconds that processes may take to end on request; servers save their tables.
@@ -73,6 +75,15 @@ class Process:
         code = self.popen.poll()
         return 128 - code if code is not None and code < 0 else code
 
+    @property
+    def state(self) -> str:
+        """Its state, for the user."""
+        if self.popen is None:
+            return "not started"
+        if self.starts_at is not None:
+            return f"restarts in {max(self.starts_at - time.monotonic(), 0.0):.0f} s"
+        return "runs" if self.code is None else f"exit code {self.code}"
+
 
 class _Console(Console):
     """A console without which the job goes on, for example after `| head` or a lost ssh."""
@@ -91,6 +102,7 @@ class LocalEngine:
         log_dir: pathlib.Path,
         *,
         max_restarts: int = 3,
+        table_seconds: float = TABLE_SECONDS,
         command: Callable[[Role], list[str]] | None = None,
         say: Callable[[str], None] | None = None,
     ):
@@ -101,6 +113,7 @@ class LocalEngine:
           log_dir: The folder of the logs, `<role>.log`.
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
             other than 0 and 2 (a user error).
+          table_seconds: Seconds between two tables of the processes; infinity for only the last.
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
 
@@ -110,7 +123,7 @@ class LocalEngine:
         self._console = _Console(soft_wrap=True, highlight=False)
         self._say = say
         self._command = command or _own_command
-        self._max_restarts = max_restarts
+        self._max_restarts, self._table_seconds = max_restarts, table_seconds
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
         # The workers of a learner fail together and restart together.
         learners = list(self._of(LEARNER))
@@ -148,13 +161,16 @@ class LocalEngine:
 
     def _supervise(self, termination: Termination) -> int:
         """Starts and restarts processes until the job should end; returns its exit code."""
-        failed = 0
+        failed, shown = 0, time.monotonic()
         for process in self.processes:
             self._start(process)
         while not termination.requested:
             failed = self._look()
             if failed or all(p.code == 0 for p in self._of(LEARNER)):
                 break
+            if time.monotonic() - shown >= self._table_seconds:
+                self._show()
+                shown = time.monotonic()
             time.sleep(_LOOK_SECONDS)
         if termination.requested:
             self._tell(f"Stopped by {termination.name}: the same command goes on.")
@@ -272,6 +288,8 @@ class LocalEngine:
 
     def _end(self) -> None:
         """Ends the running processes; the servers last."""
+        for process in self.processes:
+            process.starts_at = None
         for kinds in ((LEARNER,), (COLLECTOR, EVALUATOR), (SERVER,)):
             running = [p for p in self._of(*kinds) if p.running]
             for process in running:
@@ -297,18 +315,16 @@ class LocalEngine:
             process.reader.join(timeout=5.0)
 
     def _show(self) -> None:
-        """Prints a table of the processes and their exit codes."""
-        table = Table("role", "exit code", "restarts", "age (s)", "last line", box=None)
+        """Prints a table of the processes; the learner's last line has the rates of the run."""
+        table = Table("role", "state", "restarts", "age (s)", "last line", box=None)
         for process in self.processes:
-            if process.popen is None:
-                continue
-            age = process.seconds + time.monotonic() - process.started
-            cells = (process.code, process.restarts, f"{age:.0f}")
-            colour = _COLOURS[process.role.kind]
-            last = process.last_line[:80]
-            table.add_row(process.role.name, *map(str, cells), last, style=colour)
+            age = process.seconds + time.monotonic() - process.started if process.started else 0.0
+            cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
+            last = Text(process.last_line[:80])
+            table.add_row(*cells, last, style=_COLOURS[process.role.kind])
         if self._say is None:
-            self._console.print(table)
+            with self._lock:
+                self._console.print(table)
 
 
 def _has_failed(process: Process) -> bool:

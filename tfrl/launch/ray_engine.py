@@ -305,6 +305,7 @@ def run(
     resources: RoleResources,
     max_restarts: int,
     wait_seconds: float,
+    table_seconds: float,
 ) -> int:
     """Runs a job on Ray, as the flags say; returns the exit code.
 
@@ -317,6 +318,7 @@ def run(
       max_restarts: The most restarts of each process, and of the job after a loss of a server's
         node.
       wait_seconds: Seconds that processes wait for resources.
+      table_seconds: See `LocalEngine`.
 
     Raises:
       UserError: Ray is not installed, its cluster cannot be reached, or no node has room for a
@@ -341,6 +343,7 @@ def run(
                 resources=resources,
                 max_restarts=max_restarts,
                 wait_seconds=wait_seconds,
+                table_seconds=table_seconds,
             )
             code = engine.run(termination)
             if termination.requested or not engine.server_lost:
