@@ -272,6 +272,16 @@ print('goes on', flush=True)
     assert (tmp_path / "learner-0.log").read_text() == "begins\ngoes on\n"
 
 
+def test_only_the_learner_sees_the_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    shows = "import os; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'] or 'none')"
+    programs = dict.fromkeys(("learner-0", "collector-0", "evaluator-0"), shows)
+    made, said = engine(tmp_path, programs, gpu_kinds=("learner", "evaluator"))
+    assert made.run(termination.Termination()) == 0
+    shown = {"learner-0 | GPUs 0", "evaluator-0 | GPUs 0", "collector-0 | GPUs none"}
+    assert shown <= set(said)
+
+
 def test_a_table_shows_the_processes_while_they_run(tmp_path):
     learner = "import time; print('50 env steps/s', flush=True); time.sleep(0.6)"
     programs = {"learner": learner, "collector": "import sys; sys.exit(1)"}

@@ -22,7 +22,7 @@ from tfrl.launch import (
     wait_flag,  # noqa: F401
 )
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import JobOptions, Role, roles
+from tfrl.launch.job import LEARNER, JobOptions, Role, roles
 from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
@@ -175,7 +175,13 @@ def main() -> int:
             wait_seconds=options.wait_seconds,
             table_seconds=table_seconds,
         )
-    engine = LocalEngine(job, log_dir, max_restarts=asked.max_restarts, table_seconds=table_seconds)
+    engine = LocalEngine(
+        job,
+        log_dir,
+        max_restarts=asked.max_restarts,
+        table_seconds=table_seconds,
+        gpu_kinds=[kind for kind in resources.KINDS if kind == LEARNER or "gpu" in where.of(kind)],
+    )
     return engine.run(termination)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -103,6 +103,7 @@ class LocalEngine:
         *,
         max_restarts: int = 3,
         table_seconds: float = TABLE_SECONDS,
+        gpu_kinds: Collection[str] = (LEARNER,),
         command: Callable[[Role], list[str]] | None = None,
         say: Callable[[str], None] | None = None,
     ):
@@ -114,6 +115,7 @@ class LocalEngine:
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
             other than 0 and 2 (a user error).
           table_seconds: Seconds between two tables of the processes; infinity for only the last.
+          gpu_kinds: The kinds of processes that see the GPUs; TensorFlow reserves their memory.
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
 
@@ -123,6 +125,7 @@ class LocalEngine:
         self._console = _Console(soft_wrap=True, highlight=False)
         self._say = say
         self._command = command or _own_command
+        self._gpu_kinds = gpu_kinds
         self._max_restarts, self._table_seconds = max_restarts, table_seconds
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
         # The workers of a learner fail together and restart together.
@@ -192,7 +195,8 @@ class LocalEngine:
 
     def _spawn(self, role: Role) -> Any:
         """Starts a process; returns an object with the interface of `Popen`."""
-        return spawn(self._command(role), role.name, dict(role.environment))
+        hidden = {} if role.kind in self._gpu_kinds else {"CUDA_VISIBLE_DEVICES": ""}
+        return spawn(self._command(role), role.name, {**hidden, **dict(role.environment)})
 
     def _kill(self, popen: Any) -> None:
         """Kills a process and its children."""
