@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -98,7 +99,7 @@ while 'again' not in pathlib.Path({str(tmp_path / "logs/collector-0.log")!r}).re
     time.sleep(0.02)
 """
     made, said = engine(tmp_path, {"collector-0": program, "learner-0": learner})
-    made._await_end = lambda: None
+    made._await_end = lambda termination: None
     assert made.run(termination.Termination()) == 0
     assert "collector-0 has ended with exit code 137; started again in 0.05 s (1 of 3)." in said
     assert not any(alive(p.popen.pid) for p in made.processes)
@@ -138,6 +139,20 @@ def test_a_mistake_is_not_repeated(tmp_path):
     made, said = engine(tmp_path, programs)
     assert made.run(termination.Termination()) == 2
     assert not any("started again" in line for line in said)
+
+
+def test_a_mistake_of_an_evaluator_does_not_end_the_job(tmp_path):
+    learner = f"""
+import os, time
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+"""
+    mistake = "import sys; print('no episodes'); sys.exit(2)"
+    made, said = engine(tmp_path, {"learner-0": learner, "evaluator-0": mistake})
+    say = made._say
+    made._say = lambda line: (say(line), "without" in line and (tmp_path / "go").touch())
+    assert made.run(termination.Termination()) == 0
+    assert "The run goes on without evaluator-0." in said
 
 
 def test_a_signal_ends_all_in_order(tmp_path):
@@ -189,6 +204,105 @@ made.run(termination.Termination())
         time.sleep(0.05)
 
 
+LAUNCHER = """
+import pathlib, sys
+from tfrl.launch import job, local_engine, termination
+
+programs = {programs!r}
+stop = termination.Termination()
+stop.install()
+made = local_engine.LocalEngine(
+    [job.Role(name, 0, "", ()) for name in programs],
+    pathlib.Path({folder!r}),
+    command=lambda role: [sys.executable, "-S", "-c", programs[role.kind]],
+    {say}
+)
+sys.exit(made.run(stop))
+"""
+
+
+def launcher(tmp_path, programs, say="say=lambda line: print(line, flush=True),"):
+    """A launcher in another process, with its signal handlers."""
+    code = LAUNCHER.format(programs=programs, folder=str(tmp_path), say=say)
+    words = [sys.executable, "-c", code]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def said_until(process, end):
+    return next(line for line in process.stdout if line.endswith(f"{end}\n"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_kills_all(tmp_path, number):
+    stays = "import os, signal, time; signal.signal(15, lambda *_: print('no', flush=True))"
+    stays += "; print(os.getpid(), 'there', flush=True)\nwhile True: time.sleep(60)"
+    made = launcher(tmp_path, {"learner": stays})
+    pid = int(said_until(made, "there").split()[2])
+    made.send_signal(number)
+    said_until(made, "no")
+    made.send_signal(number)
+    assert made.wait(timeout=10) == 128 + number
+    assert not alive(pid)
+
+
+def test_a_signal_at_the_end_of_a_run_lets_it_end(tmp_path):
+    server = SERVES.replace('print("saved")', 'print("saving", flush=True); time.sleep(0.5)')
+    server = server.replace("sys.exit(0)", 'print("saved"); sys.exit(0)')
+    waits = f"import os, time\nwhile not os.path.getsize({str(tmp_path / 'server-0.log')!r}): "
+    made = launcher(tmp_path, {"server": server, "learner": f"{waits}time.sleep(0.02)"})
+    said_until(made, "saving")
+    made.send_signal(signal.SIGTERM)
+    said_until(made, "saved")
+    assert made.wait(timeout=10) == 0
+
+
+def test_a_job_goes_on_without_a_reader(tmp_path):
+    learner = f"""
+import os, time
+print('begins', flush=True)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+print('goes on', flush=True)
+"""
+    made = launcher(tmp_path, {"learner": learner}, say="")
+    said_until(made, "begins")
+    made.stdout.close()
+    (tmp_path / "go").touch()
+    assert made.wait(timeout=10) == 0
+    assert (tmp_path / "learner-0.log").read_text() == "begins\ngoes on\n"
+
+
+def test_only_the_learner_sees_the_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    shows = "import os; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'] or 'none')"
+    programs = dict.fromkeys(("learner-0", "collector-0", "evaluator-0"), shows)
+    made, said = engine(tmp_path, programs, gpu_kinds=("learner", "evaluator"))
+    assert made.run(termination.Termination()) == 0
+    shown = {"learner-0 | GPUs 0", "evaluator-0 | GPUs 0", "collector-0 | GPUs none"}
+    assert shown <= set(said)
+
+
+def test_a_table_shows_the_processes_while_they_run(tmp_path):
+    learner = "import time; print('50 env steps/s', flush=True); time.sleep(0.6)"
+    programs = {"learner": learner, "collector": "import sys; sys.exit(1)"}
+    made = launcher(tmp_path, programs, say="table_seconds=0.3,")
+    lines = [line.strip() for line in made.stdout]
+    assert made.wait(timeout=10) == 0
+    assert any(re.fullmatch(r"learner-0 +runs +0 +0 +50 env steps/s", x) for x in lines)
+    assert any(re.match(r"collector-0 +restarts in \d s +1 +0", x) for x in lines)
+    assert re.match(r"learner-0 +exit code 0", lines[-2])
+    assert re.match(r"collector-0 +exit code 1", lines[-1])
+
+
+def test_what_does_not_end_in_time_is_killed_and_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(local_engine._END_SECONDS, "server", 0.2)
+    stays = SERVES.replace("sys.exit(0)", "time.sleep(60)")
+    waits = f"import os, time\nwhile not os.path.getsize({str(tmp_path / 'logs/server-0.log')!r}): "
+    made, said = engine(tmp_path, {"server-0": stays, "learner-0": f"{waits}time.sleep(0.02)"})
+    assert made.run(termination.Termination()) == 0
+    assert "server-0 did not end within 0.2 s: killed." in said
+
+
 def call(capsys, *args):
     return in_process(launch.main, capsys, *args)
 
@@ -209,6 +323,9 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     )
     assert f"--replay_server=localhost:{port}" in collector
     assert collector.endswith("--task_id=1 --num_tasks=2")
+    evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
+    assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --root_dir=" in evaluator
+    assert evaluator.endswith("--wait_seconds=inf")  # the engine notices a learner that fails
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version
     assert item * 51_200 == 2_867_200
@@ -222,6 +339,125 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
         "Table 'replay': up to 800 blocks of 64 transitions, each of 3.58 kB, 2.87 MB before "
         "compression",
     ]
+
+
+@pytest.fixture(name="launched")
+def fixture_launched(monkeypatch):
+    """The commands of the jobs that the local engine gets; it starts nothing."""
+    commands = []
+
+    class Engine:
+        def __init__(self, job, log_dir, **options):
+            commands.append({role.name: role.flags for role in job})
+
+        def run(self, termination):
+            return 0
+
+    monkeypatch.setattr(launch, "LocalEngine", Engine)
+    return commands
+
+
+@pytest.mark.parametrize("if_exists", ["new", "fail"])
+def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, launched, if_exists):
+    root = tmp_path / "r"
+    root.mkdir()
+    args = (f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin")
+    args = (*args, f"--if_exists={if_exists}")
+    assert call(capsys, *args)[0] == 0
+    (root / "metadata.json").touch()
+    code, _, err = call(capsys, *args)
+    if if_exists == "fail":
+        assert code == 2 and "expected a folder without a run" in err
+    else:
+        assert code == 0 and not root.exists()
+        assert (tmp_path / "r.old-1/metadata.json").exists()
+    assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("/proc/r", "got a path where no folder can be created"),
+        ("ram://r", "--root_dir=ram://r: expected a folder that all processes share"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused(capsys, root, message):
+    code, _, err = call(capsys, f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin")
+    assert code == 2 and message in err
+
+
+def test_ports_on_a_machine_without_ipv6(monkeypatch):
+    make = socket.socket
+
+    def only_ipv4(family):
+        if family == socket.AF_INET6:
+            raise OSError("Address family not supported by protocol")
+        return make(family)
+
+    monkeypatch.setattr(local_engine.socket, "socket", only_ipv4)
+    assert len(set(local_engine.free_ports(3))) == 3
+
+
+DQN, PPO = "dqn/gymnasium_cartpole.gin", "ppo/tf_cartpole.gin"
+
+
+@pytest.mark.needs("reverb")
+@pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])
+@pytest.mark.parametrize(
+    ("file", "flag", "message"),
+    [
+        (DQN, "--replay_servers=3", "batch_size: expected a multiple of 3"),
+        (PPO, "--replay_servers=2", "num_servers: expected 1 for on-policy training"),
+        (PPO, "--collectors=3", "--num_collectors: expected a divisor of"),
+    ],
+)
+def test_jobs_that_cannot_run_are_refused(capsys, tmp_path, engine, file, flag, message):
+    local = engine == "local"
+    root = tmp_path if local else "gs://b/r"
+    args = (f"--root_dir={root}", f"--gin_file={file}", f"--engine={engine}", flag)
+    code, out, err = call(capsys, *args, "--image=i", "--zone=z", f"--dry_run={local}")
+    assert (code, out) == (2, "") and message in err
+
+
+@pytest.mark.needs("reverb")
+def test_workers_share_batches_and_collectors(capsys):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i", "--learners=2")
+    sizes = (f"--gin_file={DQN}", "--gin_bindings=OffPolicyWorkflow.batch_size=126")
+    code, _, err = call(capsys, *common, *sizes, "--replay_servers=2")
+    assert code == 2 and "batch_size: expected a multiple of 4" in err
+    code, _, err = call(capsys, *common, f"--gin_file={PPO}", "--collectors=1")
+    assert code == 2 and "--collectors: expected a multiple of the learner's 2 workers" in err
+
+
+@pytest.mark.needs("reverb")
+def test_dry_run_of_a_cluster_shows_each_learner(capsys):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i", "--learners=2")
+    code, out, _ = call(capsys, *common, f"--gin_file={DQN}", "--dry_run", "--quiet")
+    assert code == 0
+    learners = [line for line in out.splitlines() if line.startswith("learner-")]
+    assert len(learners) == 2 and "tfrl-learner-0-1.tfrl:2222" in learners[0]
+
+
+@pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])
+def test_flags_of_learner_and_collectors_are_passed_on(capsys, launched, tmp_path, engine):
+    root = tmp_path if engine == "local" else "gs://b/r"
+    args = (f"--root_dir={root}", "--gin_file=impala/tf_cartpole.gin", f"--engine={engine}")
+    asked = ("--synchronous=true", "--max_policy_lag=3", "--pull_seconds=1.5")
+    code, out, err = call(capsys, *args, *asked, "--image=i", "--zone=z")
+    assert (code, err) == (0, "")
+    if engine == "local":
+        (job,) = launched
+        assert {*asked[:2]} <= {*job["learner-0"]} and asked[2] not in job["learner-0"]
+        assert asked[2] in job["collector-1"]
+    else:
+        assert all(flag in out for flag in asked)
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "tpu_vm"])
+def test_a_rendered_job_always_resumes(capsys, engine):
+    args = ("--root_dir=gs://b/r", "--gin_file=dqn/gymnasium_cartpole.gin")
+    code, _, err = call(capsys, *args, f"--engine={engine}", "--if_exists=new")
+    assert code == 2 and f"--if_exists=new: expected resume with --engine={engine}" in err
 
 
 def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
@@ -361,10 +597,10 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out
-    macro = ("--gin_bindings=N = 3", "--gin_bindings=ReverbReplay.num_servers = %N")
+    macro = ("--gin_bindings=N = 4", "--gin_bindings=ReverbReplay.num_servers = %N")
     code, out, err = call(capsys, *args, *macro)
     assert code == 0, err
-    assert "server-2" in out and "server-3" not in out
+    assert "server-3" in out and "server-4" not in out
     code, _, err = call(capsys, *args, "--gin_bindings=ReverbReplay.num_servers='two'")
     assert code == 2
     assert "ReverbReplay.num_servers (--gin_bindings)" in err

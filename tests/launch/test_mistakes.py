@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch import launch_runs
 from tests.launch.launch_runs import arguments, in_process
-from tfrl.launch import evaluate, termination, train
+from tfrl.launch import evaluate, serve, sweep, termination, train, tune
 from tfrl.storage import files
 
 
@@ -426,3 +426,16 @@ def test_a_users_module_and_evaluation_of_it(call, capsys, tmp_path, monkeypatch
     assert (code, err) == (0, "")
     assert "wrapping by 0.5" in out
     assert json.loads(out.splitlines()[-1])["eval_episodes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("main", "flag"),
+    [(tune.main, "root_dir"), (sweep.main, "root_dir"), (serve.main, "log_episodes")],
+)
+def test_folders_of_this_machine_only(call, capsys, tmp_path, monkeypatch, main, flag):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    args = ("--root_dir=run", f"--{flag}=gs://bucket/folder")
+    message = _paragraph(call(capsys, *args, main=main))
+    assert message.startswith(f"--{flag}=gs://bucket/folder: expected a folder of this machine")
+    assert not list(tmp_path.iterdir())

@@ -133,6 +133,28 @@ print('again')
     assert all(process.popen.poll() is not None for process in made.processes)
 
 
+def test_a_server_that_breaks_down_is_started_again_at_its_address(ray, tmp_path):
+    once, log = str(tmp_path / "once"), str(tmp_path / "server-0.log")
+    server = f"""
+import os, pathlib, time
+if not pathlib.Path({once!r}).exists():
+    pathlib.Path({once!r}).touch()
+    os.kill(os.getpid(), 9)
+print('again', flush=True); time.sleep(60)
+"""
+    learner = f"""
+import pathlib, time
+log = pathlib.Path({log!r})
+while not log.exists() or 'again' not in log.read_text():
+    time.sleep(0.02)
+"""
+    made, said, addresses = engine(ray, tmp_path, {"server-0": server, "learner-0": learner})
+    assert made.run(termination.Termination()) == 0
+    assert "server-0 has ended with exit code 137; started again in 0.05 s (1 of 3)." in said
+    assert (made.server_lost, len(addresses), len(ray.placed)) == (False, 1, 2)
+    assert len(ray.dead) == 2  # no actor is left
+
+
 @pytest.mark.parametrize("lost", ["server-0", "collector-0"])
 def test_a_lost_node(ray, tmp_path, lost):
     """A collector's is replaced; with that of a server the addresses are gone."""
@@ -142,7 +164,7 @@ def test_a_lost_node(ray, tmp_path, lost):
         "learner-0": "import time; time.sleep(1.5)",
     }
     made, said, _ = engine(ray, tmp_path, programs)
-    made._await_end = lambda: None
+    made._await_end = lambda termination: None
     spawn = made._spawn
 
     def spawned(role):

@@ -106,6 +106,34 @@ def test_nothing_but_a_single_long_call_of_an_environment_is_ended(installed, sh
     assert installed.exit_code == 143
 
 
+SAVES = """
+import sys, time
+from tfrl.launch import app, termination
+
+asked = termination.Termination()
+asked.install()
+with asked.deferred():
+    app.say("serves")
+    while not asked.requested:
+        time.sleep(0.01)
+    app.say("saving")
+    print("Warning: saving", file=sys.stderr, flush=True)
+    open(sys.argv[1], "w").close()
+"""
+
+
+def test_a_process_saves_after_its_launcher_was_killed(tmp_path):
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    words = [sys.executable, script, tmp_path / "saved"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout.readline() == "serves\n"
+    process.stdout.close()  # as the end of the process that read it
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
+    assert (tmp_path / "saved").exists()
+
+
 HANGS_IN_C = """
 import ctypes, sys
 from tfrl.envs.env_calls import RunningCall

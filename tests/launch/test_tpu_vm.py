@@ -20,28 +20,33 @@ OPTIONS = job.JobOptions(
     replay_servers=1,
     evaluators=0,
     wait_seconds=600.0,
-    learner_flags=("--if_exists=fail", "--strategy=auto"),
+    learner_flags=("--deterministic_ops=True", "--strategy=auto"),
 )
 COMMON = {"name": "sac", "zone": "us-central2-b"}
 # Notes what it is called with. The first run is preempted, the second ends.
 GCLOUD = """#!/usr/bin/env bash
 case "$*" in *scp*|*ssh*|*create*|*delete*) printf '%q ' "$@" >> calls; echo >> calls;; esac
 case "$*" in
-  *describe*) cat state 2> /dev/null || echo ACTIVE;;
+  *describe*) cat state;;
   *create*) echo ACTIVE > state;;
+  *delete*) rm state;;
+  *pip*) exit ${PIP:-0};;
   *tfrl-launch*)
-    if [[ ! -e once ]]; then touch once; echo SUSPENDED > state; exit 255; fi
+    if [[ ! -e once ]]; then touch once; echo $AFTER > state; exit 255; fi
     exit $CODE;;
 esac
 """
 
 
-def calls(tmp_path, text, step="train", code=0):
+def calls(tmp_path, text, step="train", code=0, after="SUSPENDED", **variables):
     """Runs a step of a script with a gcloud that only notes its calls; returns code and calls."""
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
     (tmp_path / "job.sh").write_text(text)
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    (tmp_path / "sleep").chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CODE": str(code)}
+    env.update(variables, AFTER=after)
     done = subprocess.run(
         ["bash", "job.sh", step], cwd=tmp_path, env=env, capture_output=True, text=True
     )
@@ -67,12 +72,56 @@ def test_the_script_goes_on_after_a_preemption(tmp_path):
     ]
     command = noted[2][-1].removeprefix("--command=").partition("; ")[2]
     assert shlex.split(command) == [
+        *"flock tfrl.lock".split(),
         *"tfrl-launch --engine=local --gin_file=sac/tf_pendulum.gin".split(),
         "--gin_bindings=train.total_env_steps=10 * 1000",
         *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1".split(),
-        *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --if_exists=fail".split(),
+        *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --deterministic_ops=True".split(),
         *"--strategy=tpu --tpu=local".split(),
     ]
+
+
+def test_a_lost_ssh_is_no_end_of_the_run(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, after="ACTIVE")
+    assert code == 0
+    assert steps(noted) == ["create", "install", "run", "run", "delete"]
+
+
+def test_a_request_that_is_there_is_used(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "state").write_text("ACTIVE")
+    code, noted = calls(tmp_path, text, "create")
+    assert (code, noted) == (0, [])
+
+
+def test_nothing_runs_after_a_failed_installation(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, PIP="1")
+    assert code == 1
+    assert steps(noted) == ["create", "install", "delete"]
+
+
+def test_a_wheel_of_this_machine_is_copied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/x.whl").touch()
+    package = "dist/x.whl[reverb]"
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", package=package, **COMMON)
+    _, (upload, install) = calls(tmp_path, text, "install")
+    assert upload[:6] == ["compute", "tpus", "tpu-vm", "scp", "dist/x.whl", "sac:x.whl"]
+    assert install[-1].endswith("pip install -c tensorflow.txt './x.whl[reverb]'")
+
+
+def test_files_of_one_name_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.gin").touch()
+    options = dataclasses.replace(OPTIONS, gin_files=("a/x.gin", "b/x.gin"))
+    with pytest.raises(UserError) as error:
+        tpu_vm.script(options, accelerator_type="v4-8", **COMMON)
+    assert "expected files of different names" in str(error.value)
 
 
 def test_a_run_that_fails_on_a_tpu_that_is_there_ends(tmp_path):
@@ -98,10 +147,10 @@ def test_a_pod_slice_is_driven_from_its_first_host(tmp_path, monkeypatch):
     text = tpu_vm.script(options, accelerator_type="v3-32", **COMMON)
     assert "--runtime-version=tpu-vm-tf-2.15.0-pod-pjrt" in text
     (tmp_path / "once").touch()
-    _, (_, upload) = calls(tmp_path, text, "install")
+    _, (upload, _) = calls(tmp_path, text, "install")
     assert upload[:6] == ["compute", "tpus", "tpu-vm", "scp", "my own.gin", "sac:my own.gin"]
     _, (*_, run) = calls(tmp_path, text, "run")
-    assert "export TPU_NAME=sac TPU_LOAD_LIBRARY=0; tfrl-launch" in run[-1]
+    assert "export TPU_NAME=sac TPU_LOAD_LIBRARY=0; flock tfrl.lock tfrl-launch" in run[-1]
     assert run[-1].endswith("--strategy=tpu --tpu=sac")
 
 

@@ -86,6 +86,34 @@ class RunFolder:
         """Creates the folders, and handles an existing run.
 
         Args:
+          if_exists: See `apply_if_exists`.
+          log: Takes one-line messages.
+
+        Returns:
+          Whether there is a run to resume.
+
+        Raises:
+          UserError: The folder cannot be written, has a run with `fail`, or the choice is unknown.
+        """
+        there = self.apply_if_exists(if_exists, log)
+        try:
+            if remote.is_remote(self.root_dir):
+                working_copy.working_copy(os.fspath(self.root_dir)).claim()
+                there = self.holds_run()
+            for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
+                folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root, self.tensorboard, self.videos):
+                files.remove_temporaries(folder)
+            files.recover_replaced(self.root)
+            self._try_writing()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return there
+
+    def apply_if_exists(self, if_exists: str, log: Callable[[str], None] = print) -> bool:
+        """Handles an existing run; creates nothing.
+
+        Args:
           if_exists: `resume` continues an existing run; `fail` is an error; `new` moves its folder
             to the sibling `<root_dir>.old-<k>` (deletes nothing) and starts a new run.
           log: Takes one-line messages.
@@ -94,7 +122,7 @@ class RunFolder:
           Whether there is a run to resume.
 
         Raises:
-          UserError: The folder cannot be written, has a run with `fail`, or the choice is unknown.
+          UserError: There is a run with `fail`, it cannot be moved, or the choice is unknown.
         """
         checks.one_of("--if_exists", if_exists, IF_EXISTS)
         try:
@@ -112,16 +140,7 @@ class RunFolder:
             if there and if_exists == "new":
                 aside = self._move_aside()
                 log(f"The run in {self.root} was moved to {aside}")
-                there = False
-            if remote.is_remote(self.root_dir):
-                working_copy.working_copy(os.fspath(self.root_dir)).claim()
-                there = self.holds_run()
-            for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
-                folder.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, self.tensorboard, self.videos):
-                files.remove_temporaries(folder)
-            files.recover_replaced(self.root)
-            self._try_writing()
+                return False
         except OSError as error:
             raise self._unwritable(error) from error
         return there

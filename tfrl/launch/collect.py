@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, server_flag, variable_flag, wait_flag  # noqa: F401
+from tfrl.launch import app, pull_flag, server_flag, variable_flag, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -71,6 +71,7 @@ def _collector(workflow: Workflow, server: str) -> Any:
         "task_id": values.task_id,
         "num_tasks": values.num_tasks,
         "seed": common_flags.common().seed,
+        "pull_seconds": values.pull_seconds,
         "wait_seconds": values.wait_seconds,
         "log": app.say,
     }

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,8 @@ def await_run(root_dir: str | None, seconds: float) -> None:
                 remedy="Start the training with the same --root_dir, or raise --wait_seconds.",
             )
         if not printed:
-            app.say(f"Waiting up to {seconds:g} s for the first checkpoint in {folder.root}.")
+            limit = f" up to {seconds:g} s" if math.isfinite(seconds) else ""
+            app.say(f"Waiting{limit} for the first checkpoint in {folder.root}.")
             printed = True
         _await_change(folder)
 

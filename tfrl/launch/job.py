@@ -69,6 +69,7 @@ class JobOptions:
       evaluators: The number of processes that evaluate checkpoints: 0 or 1.
       wait_seconds: Seconds that processes wait for each other.
       learner_flags: More flags of the learner.
+      collector_flags: More flags of each collector.
       learners: The number of workers of the learner; several connect through TF_CONFIG.
     """
 
@@ -81,6 +82,7 @@ class JobOptions:
     evaluators: int
     wait_seconds: float
     learner_flags: tuple[str, ...] = ()
+    collector_flags: tuple[str, ...] = ()
     learners: int = 1
 
 
@@ -132,9 +134,11 @@ def roles(
         learner = made(LEARNER, i, "learn", [*meeting, *learning])
         result.append(learner.as_worker(learner_addresses) if learner_addresses else learner)
     for i in range(count):
-        flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
+        flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}", *options.collector_flags]
         result.append(made(COLLECTOR, i, "collect", flags))
     if options.evaluators:
-        flags = [f"--root_dir={root}", "--watch", f"--wait_seconds={options.wait_seconds:g}"]
+        # The gin files allow it to import the modules that the run folder names. The engine watches
+        # the learner, so it waits for checkpoints without a limit.
+        flags = [*experiment, f"--root_dir={root}", "--watch", "--wait_seconds=inf"]
         result.append(made(EVALUATOR, 0, "evaluate", flags))
     return result

@@ -185,7 +185,8 @@ def job_set(
     jobs = []
     for kind, of_kind in by_kind.items():
         workers = options.learners if kind == LEARNER else 1
-        container = _container(of_kind[0], image, amounts[kind], name=name, workers=workers)
+        meeting = learner_addresses(options, name) if kind == LEARNER else []
+        container = _container(of_kind[0], image, amounts[kind], meeting)
         if kind == LEARNER:
             container["command"] += learner_flags
         pod: dict[str, Any] = {
@@ -232,6 +233,12 @@ def addresses(options: JobOptions, name: str) -> list[str]:
     return [f"{_host(name, SERVER, i, 0)}:{PORT}" for i in range(options.replay_servers)]
 
 
+def learner_addresses(options: JobOptions, name: str) -> list[str]:
+    """Returns "host:port" of each of several workers of the learner of the job `name`."""
+    hosts = [_host(name, LEARNER, 0, i) for i in range(options.learners)]
+    return [f"{host}:{WORKER_PORT}" for host in hosts] if len(hosts) > 1 else []
+
+
 def _host(name: str, kind: str, job: int, pod: int) -> str:
     """Returns the host name of a pod in a JobSet."""
     return f"{name}-{kind}-{job}-{pod}.{name}"
@@ -243,7 +250,7 @@ def text(nest: Mapping[str, Any]) -> str:
 
 
 def _container(
-    role: Role, image: str, resources: Mapping[str, str], *, name: str, workers: int
+    role: Role, image: str, resources: Mapping[str, str], workers: Sequence[str]
 ) -> dict[str, Any]:
     command = list(role.command)
     env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
@@ -257,9 +264,8 @@ def _container(
         command.append("--signal_exit_code=143")
         container["ports"] = [{"name": "reverb", "containerPort": PORT}]
         container["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 2}
-    if workers > 1:
-        hosts = [_host(name, LEARNER, 0, i) for i in range(workers)]
-        cluster = json.dumps({"worker": [f"{host}:{WORKER_PORT}" for host in hosts]})
+    if workers:
+        cluster = json.dumps({"worker": workers})
         task = f'{{"type": "worker", "index": $({_INDEX})}}'
         env.append(_annotation(_INDEX, _POD_INDEX))
         env.append({"name": "TF_CONFIG", "value": f'{{"cluster": {cluster}, "task": {task}}}'})
@@ -293,10 +299,10 @@ def _strategy(options: JobOptions) -> str:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    if not claim or not folder.startswith("/"):
+    if not claim or not folder.startswith("/") or not folder.strip("/"):
         raise UserError(
             f"--volume={volume}",
-            expected="CLAIM:/folder",
+            expected="CLAIM:/folder, a folder below /",
             got=volume,
             remedy="CLAIM is the name of a persistent volume claim of the namespace.",
         )

@@ -1,5 +1,7 @@
 """`bin/launch.py`: one command for all processes of a distributed run."""
 
+import importlib.util
+import math
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -12,14 +14,16 @@ from tfrl.launch import (
     app,
     gin_files,
     kubernetes,
+    policy_lag_flags,  # noqa: F401
+    pull_flag,  # noqa: F401
     ray_engine,
     resources,
     tpu_vm,
     wait_flag,  # noqa: F401
 )
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import JobOptions, Role, roles
-from tfrl.launch.local_engine import LocalEngine, free_ports
+from tfrl.launch.job import LEARNER, JobOptions, Role, roles
+from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
 
@@ -33,6 +37,16 @@ DOC = """Starts a replay server, a learner and collectors for distributed traini
 The same command resumes a stopped run. --root_dir is the learner's run folder; it also has logs/ of
 all processes and servers/. The logs of a run on gs:// are in the local folder runs/."""
 
+# Flags that are passed on.
+_LEARNER_FLAGS = (
+    "strategy",
+    "tpu",
+    "num_logical_cpus",
+    "deterministic_ops",
+    "synchronous",
+    "max_policy_lag",
+)
+_COLLECTOR_FLAGS = ("pull_seconds",)
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
@@ -87,7 +101,23 @@ def main() -> int:
             got=values.strategy,
             remedy="Leave it out: the workers share each update.",
         )
+    local, renders = asked.engine == "local", asked.engine in ("kubernetes", "tpu_vm")
+    if values.if_exists != "resume" and renders:
+        raise UserError(
+            f"--if_exists={values.if_exists}",
+            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
+            "checkpoint",
+            got=values.if_exists,
+            remedy="Choose a --root_dir without a run.",
+        )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
+    if root.startswith("ram://"):
+        raise UserError(
+            f"--root_dir={root}",
+            expected="a folder that all processes share",
+            got="the memory of one process",
+            remedy="Choose a local folder or gs://bucket/folder.",
+        )
     options = JobOptions(
         gin_files=values.gin_file,
         gin_bindings=values.gin_bindings,
@@ -97,32 +127,43 @@ def main() -> int:
         replay_servers=asked.replay_servers or _num_servers(bindings),
         evaluators=asked.evaluators,
         wait_seconds=asked.wait_seconds,
-        learner_flags=_learner_flags(values),
+        learner_flags=_passed(values, _LEARNER_FLAGS),
+        collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,
     )
     where = resources.parsed(asked.resources)
-    local = asked.engine == "local"
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, bind = free[: options.replay_servers], ""
+    learner_addresses = free[options.replay_servers :]
     if asked.engine == "kubernetes":
         text = kubernetes.rendered(options, asked.max_restarts, where)
         addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
+        learner_addresses = kubernetes.learner_addresses(options, asked.job_name)
     elif asked.engine == "tpu_vm":
         text = tpu_vm.rendered(options, asked.max_restarts)
     elif asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
         bind = "0.0.0.0"  # nosec B104
-    learner_addresses = free[options.replay_servers :]
     job = roles(options, addresses, bind=bind, learner_addresses=learner_addresses)
-    if asked.dry_run:
+    if asked.dry_run or renders:
         from tfrl.launch import sizes
 
-        size = sizes.described(options, job)
-        app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
+        if asked.dry_run:
+            size = sizes.described(options, job)
+            text = "\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size])
+        elif importlib.util.find_spec("reverb"):  # a machine without Reverb renders unchecked
+            sizes.checked_workflow(options)
+        print(text, flush=True)  # also with --quiet
         return 0
+    if values.if_exists != "resume":
+        from tfrl.launch import training
+
+        # Once for the job: a restarted learner must resume.
+        training.apply_if_exists(root, values.if_exists)
     here = api.default_root_dir(list(values.gin_file)) if remote.is_remote(root) else root
     log_dir = pathlib.Path(here).expanduser() / "logs"
+    table_seconds = math.inf if asked.quiet else TABLE_SECONDS
     if asked.engine == "ray":
         return ray_engine.run(
             lambda addresses, bind: roles(options, addresses, bind=bind),
@@ -132,11 +173,16 @@ def main() -> int:
             resources=where,
             max_restarts=asked.max_restarts,
             wait_seconds=options.wait_seconds,
+            table_seconds=table_seconds,
         )
-    if not local:
-        app.say(text)
-        return 0
-    return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
+    engine = LocalEngine(
+        job,
+        log_dir,
+        max_restarts=asked.max_restarts,
+        table_seconds=table_seconds,
+        gpu_kinds=[kind for kind in resources.KINDS if kind == LEARNER or "gpu" in where.of(kind)],
+    )
+    return engine.run(termination)
 
 
 def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
@@ -155,15 +201,10 @@ def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
     return value
 
 
-def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
-    set_flags = {
-        "if_exists": values.if_exists,
-        "strategy": values.strategy,
-        "tpu": values.tpu,
-        "num_logical_cpus": values.num_logical_cpus,
-        "deterministic_ops": values.deterministic_ops,
-    }
-    return tuple(f"--{name}={x}" for name, x in set_flags.items() if flags.FLAGS[name].present)
+def _passed(values: common_flags.CommonFlags, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns those flags that the command line sets."""
+    present = [name for name in names if flags.FLAGS[name].present]
+    return tuple(f"--{n}={getattr(values, n, flags.FLAGS[n].value)}" for n in present)
 
 
 def described(job: Sequence[Role]) -> str:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from tfrl.launch import app, server_flag, train, variable_flag, wait_flag  # noqa: F401
+from tfrl.launch import (
+    app,
+    policy_lag_flags,  # noqa: F401
+    server_flag,
+    train,
+    variable_flag,  # noqa: F401
+    wait_flag,  # noqa: F401
+)
 
 DOC = """Trains an agent on experience from bin/collect.py in other processes.
 
@@ -20,20 +27,6 @@ DOC = """Trains an agent on experience from bin/collect.py in other processes.
 
 The other flags are the flags of tfrl-train, which trains in one process. tfrl-launch starts all
 three programs."""
-
-flags.DEFINE_enum(
-    "synchronous",
-    "auto",
-    ["auto", "true", "false"],
-    "Whether on-policy collectors wait for the update from their rollout. auto: they wait unless "
-    "the agent corrects for the policy lag, as IMPALA does.",
-)
-flags.DEFINE_integer(
-    "max_policy_lag",
-    None,
-    "On-policy: maximum of learner steps between acting and learning; older rollouts are dropped.",
-    lower_bound=0,
-)
 
 if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,9 +20,12 @@ from rich.text import Text
 
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, Role
 from tfrl.launch.termination import Termination
+from tfrl.storage import files
 
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
+# Seconds between two tables of the processes.
+TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
 _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
 # Seconds that processes may take to end on request; servers save their tables.
@@ -72,6 +75,23 @@ class Process:
         code = self.popen.poll()
         return 128 - code if code is not None and code < 0 else code
 
+    @property
+    def state(self) -> str:
+        """Its state, for the user."""
+        if self.popen is None:
+            return "not started"
+        if self.starts_at is not None:
+            return f"restarts in {max(self.starts_at - time.monotonic(), 0.0):.0f} s"
+        return "runs" if self.code is None else f"exit code {self.code}"
+
+
+class _Console(Console):
+    """A console without which the job goes on, for example after `| head` or a lost ssh."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
 
 class LocalEngine:
     """Starts the processes of a job, restarts failed ones, and ends all at the end of the job."""
@@ -82,6 +102,8 @@ class LocalEngine:
         log_dir: pathlib.Path,
         *,
         max_restarts: int = 3,
+        table_seconds: float = TABLE_SECONDS,
+        gpu_kinds: Collection[str] = (LEARNER,),
         command: Callable[[Role], list[str]] | None = None,
         say: Callable[[str], None] | None = None,
     ):
@@ -92,20 +114,30 @@ class LocalEngine:
           log_dir: The folder of the logs, `<role>.log`.
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
             other than 0 and 2 (a user error).
+          table_seconds: Seconds between two tables of the processes; infinity for only the last.
+          gpu_kinds: The kinds of processes that see the GPUs; TensorFlow reserves their memory.
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
+
+        Raises:
+          UserError: The folder of the logs cannot be created.
         """
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = _Console(soft_wrap=True, highlight=False)
         self._say = say
         self._command = command or _own_command
-        self._max_restarts = max_restarts
+        self._gpu_kinds = gpu_kinds
+        self._max_restarts, self._table_seconds = max_restarts, table_seconds
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
         # The workers of a learner fail together and restart together.
         learners = list(self._of(LEARNER))
         others = [[p] for p in self.processes if p.role.kind != LEARNER]
         self._units = [learners, *others] if learners else others
         self._lock = threading.Lock()
-        log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            remedy = "Choose another --root_dir."
+            raise files.unwritable(f"--root_dir, {log_dir}", error, remedy=remedy) from error
 
     def run(self, termination: Termination) -> int:
         """Runs the job.
@@ -118,23 +150,36 @@ class LocalEngine:
           good, or of the signal.
         """
         failed = 0
-        try:
-            with termination.deferred():
-                for process in self.processes:
-                    self._start(process)
-                while not termination.requested:
-                    failed = self._look()
-                    if failed or all(p.code == 0 for p in self._of(LEARNER)):
-                        break
-                    time.sleep(_LOOK_SECONDS)
-                if termination.requested:
-                    self._tell(f"Stopped by {termination.name}: the same command goes on.")
-                    failed = termination.exit_code
-                elif not failed:
-                    self._await_end()
-        finally:
-            self._end()
-            self._show()
+        termination.before_exit = self._kill_all
+        with termination.deferred():  # a second Ctrl-C raises SystemExit
+            try:
+                try:
+                    failed = self._supervise(termination)
+                finally:
+                    self._end()
+            finally:
+                self._kill_all()
+                self._show()
+        return failed
+
+    def _supervise(self, termination: Termination) -> int:
+        """Starts and restarts processes until the job should end; returns its exit code."""
+        failed, shown = 0, time.monotonic()
+        for process in self.processes:
+            self._start(process)
+        while not termination.requested:
+            failed = self._look()
+            if failed or all(p.code == 0 for p in self._of(LEARNER)):
+                break
+            if time.monotonic() - shown >= self._table_seconds:
+                self._show()
+                shown = time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+        if termination.requested:
+            self._tell(f"Stopped by {termination.name}: the same command goes on.")
+            return termination.exit_code
+        if not failed:
+            self._await_end(termination)
         return failed
 
     # One process.
@@ -143,12 +188,15 @@ class LocalEngine:
         process.starts_at = None
         process.popen = self._spawn(process.role)
         process.started = time.monotonic()
-        process.reader = threading.Thread(target=self._read, args=[process, process.popen.stdout])
+        process.reader = threading.Thread(
+            target=self._read, args=[process, process.popen.stdout], daemon=True
+        )
         process.reader.start()
 
     def _spawn(self, role: Role) -> Any:
         """Starts a process; returns an object with the interface of `Popen`."""
-        return spawn(self._command(role), role.name, dict(role.environment))
+        hidden = {} if role.kind in self._gpu_kinds else {"CUDA_VISIBLE_DEVICES": ""}
+        return spawn(self._command(role), role.name, {**hidden, **dict(role.environment)})
 
     def _kill(self, popen: Any) -> None:
         """Kills a process and its children."""
@@ -182,7 +230,7 @@ class LocalEngine:
 
     def _look(self) -> int:
         """Restarts failed processes; returns the exit code of one that failed for good, or 0."""
-        for unit in self._units:
+        for unit in list(self._units):
             for process in unit:
                 if process.starts_at is not None and time.monotonic() >= process.starts_at:
                     self._start(process)
@@ -191,7 +239,7 @@ class LocalEngine:
                 return code
         return 0
 
-    def _restart(self, unit: Sequence[Process], failed: Process) -> int:
+    def _restart(self, unit: list[Process], failed: Process) -> int:
         """Schedules the restart of a unit; returns the exit code if it has failed for good."""
         self._let_fall(unit)
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
@@ -209,6 +257,10 @@ class LocalEngine:
                 f"{name} has failed with exit code {code}{times}: {failed.last_line} "
                 f"Its log: {failed.log}"
             )
+            if failed.role.kind == EVALUATOR:
+                self._tell(f"The run goes on without {name}.")
+                self._units.remove(unit)
+                return 0
             return code or 1
         seconds = min(_BACK_OFF_SECONDS * 2**failed.restarts, _MOST_BACK_OFF_SECONDS)
         for process in unit:
@@ -230,25 +282,35 @@ class LocalEngine:
         while any(p.running for p in unit) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
-    def _await_end(self) -> None:
-        """Waits until collectors and evaluators notice the end of the run."""
+    def _await_end(self, termination: Termination) -> None:
+        """Waits until collectors and evaluators notice the end of the run, or for a signal."""
         deadline = time.monotonic() + _SEE_SECONDS
         while any(p.running for p in self._of(COLLECTOR, EVALUATOR)):
-            if time.monotonic() > deadline:
+            if termination.requested or time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
 
     def _end(self) -> None:
         """Ends the running processes; the servers last."""
+        for process in self.processes:
+            process.starts_at = None
         for kinds in ((LEARNER,), (COLLECTOR, EVALUATOR), (SERVER,)):
             running = [p for p in self._of(*kinds) if p.running]
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     process.popen.terminate()
+            seconds = _END_SECONDS[kinds[0]]
+            deadline = time.monotonic() + seconds
             for process in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.popen.wait(_END_SECONDS[process.role.kind])
+                try:
+                    process.popen.wait(max(deadline - time.monotonic(), 0.0))
+                except subprocess.TimeoutExpired:
+                    self._tell(f"{process.role.name} did not end within {seconds:g} s: killed.")
+                    self._kill(process.popen)
                 process.reader.join(timeout=5.0)  # prints its last lines before other output
+
+    def _kill_all(self) -> None:
+        """Kills what is left of all processes."""
         for process in self.processes:
             if process.popen is None:
                 continue
@@ -257,18 +319,16 @@ class LocalEngine:
             process.reader.join(timeout=5.0)
 
     def _show(self) -> None:
-        """Prints a table of the processes and their exit codes."""
-        table = Table("role", "exit code", "restarts", "age (s)", "last line", box=None)
+        """Prints a table of the processes; the learner's last line has the rates of the run."""
+        table = Table("role", "state", "restarts", "age (s)", "last line", box=None)
         for process in self.processes:
-            if process.popen is None:
-                continue
-            age = process.seconds + time.monotonic() - process.started
-            cells = (process.code, process.restarts, f"{age:.0f}")
-            colour = _COLOURS[process.role.kind]
-            last = process.last_line[:80]
-            table.add_row(process.role.name, *map(str, cells), last, style=colour)
+            age = process.seconds + time.monotonic() - process.started if process.started else 0.0
+            cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
+            last = Text(process.last_line[:80])
+            table.add_row(*cells, last, style=_COLOURS[process.role.kind])
         if self._say is None:
-            self._console.print(table)
+            with self._lock:
+                self._console.print(table)
 
 
 def _has_failed(process: Process) -> bool:
@@ -305,10 +365,18 @@ def spawn(
 
 def free_ports(count: int) -> list[int]:
     """Returns free ports of this machine."""
-    probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
     try:
-        for probe in probes:
-            probe.bind(("::", 0))
+        return _free_ports(count, socket.AF_INET6, "::")
+    except OSError:  # a machine without IPv6
+        return _free_ports(count, socket.AF_INET, "0.0.0.0")  # nosec B104
+
+
+def _free_ports(count: int, family: socket.AddressFamily, host: str) -> list[int]:
+    probes: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            probes.append(socket.socket(family))
+            probes[-1].bind((host, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
     finally:
         for probe in probes:

@@ -160,7 +160,8 @@ class _RemoteProcess:
         with contextlib.suppress(self._ray.exceptions.RayError):
             if self._code is None:
                 self._ray.get(self._actor.kill.remote(), timeout=_ANSWER_SECONDS)
-        self._ray.kill(self._actor)
+        if self.lost or not self._keeps:
+            self._ray.kill(self._actor)
 
 
 class RayEngine(LocalEngine):
@@ -226,7 +227,7 @@ class RayEngine(LocalEngine):
         return self._ray.remote(RoleProcess).options(**options).remote()
 
     def _spawn(self, role: Role) -> _RemoteProcess:
-        # A restarted server keeps its address, and so its actor.
+        # A restarted server keeps its address: its actor stays until the end of the job.
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
         started = actor.start.remote(arguments, role.name, os.getcwd())
@@ -236,6 +237,11 @@ class RayEngine(LocalEngine):
 
     def _kill(self, popen: _RemoteProcess) -> None:
         popen.kill()
+
+    def _kill_all(self) -> None:
+        super()._kill_all()
+        for actor in self._servers.values():
+            self._ray.kill(actor)
 
     def _look(self) -> int:
         if any(process.popen.lost for process in self._of(SERVER)):
@@ -299,6 +305,7 @@ def run(
     resources: RoleResources,
     max_restarts: int,
     wait_seconds: float,
+    table_seconds: float,
 ) -> int:
     """Runs a job on Ray, as the flags say; returns the exit code.
 
@@ -311,6 +318,7 @@ def run(
       max_restarts: The most restarts of each process, and of the job after a loss of a server's
         node.
       wait_seconds: Seconds that processes wait for resources.
+      table_seconds: See `LocalEngine`.
 
     Raises:
       UserError: Ray is not installed, its cluster cannot be reached, or no node has room for a
@@ -335,6 +343,7 @@ def run(
                 resources=resources,
                 max_restarts=max_restarts,
                 wait_seconds=wait_seconds,
+                table_seconds=table_seconds,
             )
             code = engine.run(termination)
             if termination.requested or not engine.server_lost:

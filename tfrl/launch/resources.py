@@ -12,7 +12,7 @@ flags.DEFINE_multi_string(
     "resources",
     [],
     "ROLE:NAME=AMOUNT,... per process of a role, where NAME is cpu, memory, gpu or tpu, such as "
-    "learner:cpu=4,memory=16Gi,gpu=1; may be repeated (kubernetes, ray).",
+    "learner:cpu=4,memory=16Gi,gpu=1; may be repeated (kubernetes, ray; local: gpu only).",
 )
 
 KINDS = ("server", "learner", "collector", "evaluator")

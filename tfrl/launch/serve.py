@@ -15,6 +15,7 @@ from tfrl import extras
 from tfrl.errors import UserError
 from tfrl.launch import app
 from tfrl.launch import flags as common_flags
+from tfrl.storage import remote
 
 if TYPE_CHECKING:
     from tfrl.serving.server import PolicyServer
@@ -86,6 +87,7 @@ def main() -> int:
             got="no value",
             remedy="Pass --root_dir=runs/... of a training run.",
         )
+    remote.check_local("log_episodes", flags.FLAGS.log_episodes)
     for name in ("uvicorn", "starlette", "prometheus_client"):
         extras.require(name, "serve")
     if flags.FLAGS.grpc_port is not None:

@@ -9,6 +9,23 @@ from tfrl.launch import settings
 from tfrl.launch.job import COLLECTOR, LEARNER, JobOptions, Role
 
 
+def checked_workflow(options: JobOptions) -> Any:
+    """Returns the workflow of a job.
+
+    Args:
+      options: The configuration of the job.
+
+    Raises:
+      UserError: The gin file's training cannot be distributed over these processes.
+    """
+    from tfrl.roles import tables
+
+    assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
+    workflow: Any = assembled.workflow
+    tables.check_job(workflow, options.collectors, options.replay_servers, options.learners)
+    return workflow
+
+
 def described(options: JobOptions, job: Sequence[Role]) -> str:
     """Returns lines with the sizes of a job, for the user.
 
@@ -22,8 +39,7 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
     from tfrl.replay.reverb.signature import block_of, leaves_of
     from tfrl.roles import parameters, tables
 
-    assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
-    workflow: Any = assembled.workflow
+    workflow = checked_workflow(options)
     count = options.collectors
     each = tables.collector_env(workflow, count).num_envs
     numbers = collections.Counter(role.kind for role in job)

@@ -14,6 +14,7 @@ from absl import flags
 from tfrl.errors import UserError
 from tfrl.launch import api, app, gin_files, processes
 from tfrl.launch import flags as common_flags
+from tfrl.storage import remote
 
 DOC = """Trains every combination of a grid with every seed, and compares the runs.
 
@@ -32,6 +33,7 @@ flags.DEFINE_integer("seeds", 1, "Number of seeds per combination, from --seed o
 def main() -> int:
     """Sweeps as the flags say; returns the exit code."""
     values = common_flags.common()
+    remote.check_local("root_dir", values.root_dir)
     files = list(values.gin_file) or ["ppo/tf_cartpole.gin"]
     grid = [read_axis(text) for text in flags.FLAGS.grid]
     gin_files.read(files, values.gin_bindings)  # reports a typo before any process starts

@@ -5,13 +5,13 @@ never lets it run, and one that hangs in Python never ends its rollout. So a thr
 signal from a pipe (`signal.set_wakeup_fd`) and ends the process if the training cannot.
 """
 
+import contextlib
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tfrl.envs.env_calls import RunningCall
@@ -32,6 +32,7 @@ class Termination:
 
     Attributes:
       last_saved: One sentence for the user about the last checkpoint.
+      before_exit: Called before the process ends at once, from any thread.
     """
 
     def __init__(self, end: Callable[[int], Any] = os._exit):
@@ -41,6 +42,7 @@ class Termination:
           end: Ends the process with an exit code, from any thread.
         """
         self.last_saved = "Nothing was trained."
+        self.before_exit: Callable[[], Any] = lambda: None
         self._end = end
         self._signal: int | None = None
         self._deferred = False
@@ -71,7 +73,7 @@ class Termination:
             target=self._watch, args=[reader], daemon=True, name="tfrl-termination"
         ).start()
 
-    @contextmanager
+    @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
         """Turns signals into requests within the context."""
         self._deferred = True
@@ -83,10 +85,11 @@ class Termination:
     def _handle(self, number: int, _: Any) -> None:
         again = self.requested and number == signal.SIGINT
         self._signal = number
+        _drop_unread_output()
         if self._deferred and not again:
             return
         # Not print: the handler may interrupt another print.
-        os.write(2, f"Stopped by {self.name}.\n".encode())
+        _write(f"Stopped by {self.name}.\n")
         raise SystemExit(self.exit_code)
 
     def _watch(self, reader: int) -> None:
@@ -112,5 +115,24 @@ class Termination:
                 return
 
     def _exit(self, number: int, line: str) -> None:
-        os.write(2, f"{line} {self.last_saved}\n".encode())
+        _write(f"{line} {self.last_saved}\n")
+        self.before_exit()
         self._end(128 + number)
+
+
+def _drop_unread_output() -> None:
+    """Discards further output to a pipe without readers, since a print would fail before the save.
+
+    The pipe of a killed launcher is one.
+    """
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    for stream, event in poll.poll(0):
+        if event & select.POLLERR:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())

@@ -15,7 +15,8 @@ flags.DEFINE_boolean("spot", False, "Use a preemptible TPU at a lower price (tpu
 flags.DEFINE_string(
     "package",
     "tfrl[reverb]",
-    "Package for pip on the TPU VM: a name, wheel or URL, with the extra reverb (tpu_vm).",
+    "Package for pip on the TPU VM: a name, URL or wheel of this machine, with the extra reverb "
+    "(tpu_vm).",
 )
 
 # Images of a single-host TPU, and of a pod slice. Only their TensorFlow has TPU kernels.
@@ -46,8 +47,10 @@ state() {{
 }}
 
 create() {{
-  gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
-    --accelerator-type={accelerator_type} --runtime-version={runtime}{spot}
+  if ! state > /dev/null 2>&1; then
+    gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
+      --accelerator-type={accelerator_type} --runtime-version={runtime}{spot} || return
+  fi
   while now="$(state)"; [[ "$now" != ACTIVE ]]; do
     case "$now" in FAILED | SUSPENDED | SUSPENDING) echo "The request has ended: $now" >&2; exit 1;;
     esac
@@ -58,9 +61,10 @@ create() {{
 
 # pip must not replace the image's TensorFlow: PyPI's has no TPU kernels.
 install() {{
-  on_worker 0 {install}{upload}
+  {upload}on_worker 0 {install}
 }}
 
+# If ssh loses its connection the run goes on there: a second command waits for its end.
 run() {{
   on_worker 0 {run}
 }}
@@ -71,14 +75,15 @@ delete() {{
 
 # A preempted request is over: another one takes its place. The run goes on from its checkpoint.
 resume() {{
-  if [[ "$(state)" != ACTIVE ]]; then delete; create; install; fi
+  if [[ "$(state)" != ACTIVE ]]; then delete && create && install || return; fi
   run
 }}
 
 train() {{
   create
   install && run && code=0 || code=$?
-  while [[ $code != 0 && "$(state)" != ACTIVE ]]; do
+  while [[ $code == 255 || ($code != 0 && "$(state)" != ACTIVE) ]]; do  # 255 is ssh's own
+    sleep 30
     resume && code=0 || code=$?
   done
   {end}
@@ -121,8 +126,19 @@ def script(
     """
     _check(options, name, zone, accelerator_type, spot)
     pod = int(accelerator_type.rpartition("-")[2]) > _ONE_HOST
-    own = [file for file in options.gin_files if pathlib.Path(file).is_file()]
-    files = [pathlib.Path(f).name if f in own else f for f in options.gin_files]
+    own = {f: pathlib.Path(f).name for f in options.gin_files if pathlib.Path(f).is_file()}
+    files = [own.get(f, f) for f in options.gin_files]
+    wheel, bracket, extras = package.partition("[")
+    if pathlib.Path(wheel).is_file():
+        own[wheel] = pathlib.Path(wheel).name
+        package = f"./{own[wheel]}{bracket}{extras}"
+    if len(set(own.values())) < len(own):
+        raise UserError(
+            "--gin_file",
+            expected="files of different names, since all go to one folder of the TPU VM",
+            got=", ".join(own),
+            remedy="Rename one of them.",
+        )
     tpu = name if pod else "local"
     command = [
         "tfrl-launch",
@@ -137,6 +153,7 @@ def script(
         f"--wait_seconds={options.wait_seconds:g}",
         f"--max_restarts={max_restarts}",
         *(f for f in options.learner_flags if not f.startswith(("--strategy=", "--tpu="))),
+        *options.collector_flags,
         "--strategy=tpu",
         f"--tpu={tpu}",
     ]
@@ -144,11 +161,10 @@ def script(
     environment = f"export TPU_NAME={name} TPU_LOAD_LIBRARY=0; " if pod else ""
     pinned = "pip freeze | grep -i '^tensorflow==' > tensorflow.txt"
     kept = f"{options.root_dir} is on the TPU VM: copy it, then delete the TPU."
-    lines = [
-        f'\n  gcloud compute tpus tpu-vm scp {shlex.quote(f)} "$name":{shlex.quote(n)} '
-        '--zone="$zone" --worker=0'
-        for f, n in zip(options.gin_files, files, strict=True)
-        if f in own
+    uploads = [
+        f'gcloud compute tpus tpu-vm scp {shlex.quote(f)} "$name":{shlex.quote(n)} '
+        '--zone="$zone" --worker=0 &&\n  '
+        for f, n in own.items()
     ]
     return _SCRIPT.format(
         name=name,
@@ -158,9 +174,9 @@ def script(
         runtime=POD_RUNTIME if pod else RUNTIME,
         spot=" --spot" if spot else "",
         install=shlex.quote(f"{pinned} && pip install -c tensorflow.txt {shlex.quote(package)}"),
-        upload="".join(lines),
+        upload="".join(uploads),
         end="delete" if options.root_dir.startswith("gs://") else f"echo {shlex.quote(kept)}",
-        run=shlex.quote(f"{path}; {environment}{shlex.join(command)}"),
+        run=shlex.quote(f"{path}; {environment}flock tfrl.lock {shlex.join(command)}"),
     )
 
 

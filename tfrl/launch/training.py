@@ -321,6 +321,18 @@ def _prepared(folder: RunFolder, if_exists: str) -> Iterator[bool]:
             lock.close()
 
 
+def apply_if_exists(root_dir: str, if_exists: str) -> None:
+    """Handles an existing run before the processes of a job start in its folder.
+
+    Raises:
+      UserError: Another process trains in it; or see `RunFolder.apply_if_exists`.
+    """
+    folder = RunFolder(root_dir)
+    if folder.root.is_dir():
+        with contextlib.closing(_locked(folder.root)):
+            folder.apply_if_exists(if_exists, log=say)
+
+
 def _locked(root: pathlib.Path) -> files.DirectoryLock:
     try:
         return files.DirectoryLock(root)

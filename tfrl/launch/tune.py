@@ -12,6 +12,7 @@ from tfrl.errors import UserError
 from tfrl.launch import api, app, best_gin, gin_files, processes, search_space, trial
 from tfrl.launch import flags as common_flags
 from tfrl.launch import study as studies
+from tfrl.storage import remote
 
 DOC = """Searches hyperparameters with optuna (pip install 'tfrl[tune]').
 
@@ -59,6 +60,7 @@ flags.DEFINE_boolean("one_trial", False, "Run only one trial, in this process.")
 def main() -> int:
     """Searches as the flags say; returns the exit code."""
     values = common_flags.common()
+    remote.check_local("root_dir", values.root_dir)
     if not values.gin_file:
         values = dataclasses.replace(values, gin_file=(DEFAULT_GIN_FILE,))
     options = _options(values)

@@ -3,7 +3,7 @@
 import copy
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -50,12 +50,7 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
     tables = [parameters.make_table(form), _report_table(HEARTBEATS, _HEARTBEAT)]
     if isinstance(workflow, OnPolicyWorkflow):
         signature = rollout_signature(rollout_form(workflow, num_collectors), num_collectors)
-        if num_servers > 1:
-            raise UserError(
-                "num_servers",
-                expected="1 for on-policy training, which has no replay buffer",
-                got=str(num_servers),
-            )
+        _check_one_server(num_servers)
         # A collector waits with its rollout until there is room, then plays on by newer parameters.
         # With a place for each collector, all rollouts would be a batch older.
         queue = reverb().Table.queue(ROLLOUTS, 1, signature=signature)
@@ -67,6 +62,55 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
         specs = {path: tf.TensorSpec(x.shape, x.dtype) for path, x in leaves.items()}
         tables.append(_report_table(STATISTICS, specs))
     return tables
+
+
+def check_job(
+    workflow: LearnerWorkflow, num_collectors: int, num_servers: int, num_learners: int
+) -> None:
+    """Checks the numbers of processes of a distributed run.
+
+    Args:
+      workflow: The workflow of the gin file.
+      num_collectors: The number of collectors.
+      num_servers: The number of servers that share the replay buffer.
+      num_learners: The number of workers of the learner.
+
+    Raises:
+      UserError: For a workflow that cannot be distributed, or numbers that do not fit it.
+    """
+    if isinstance(workflow, OnPolicyWorkflow):
+        _check_one_server(num_servers)
+        _check_env_share(workflow, num_collectors)
+        if num_collectors % num_learners:
+            raise UserError(
+                "--collectors",
+                expected=f"a multiple of the learner's {num_learners} workers, which share the "
+                "rollouts",
+                got=str(num_collectors),
+                remedy="Change the number of collectors or workers.",
+            )
+        return
+    distributed_replay(workflow, num_servers)
+    size = cast("OffPolicyWorkflow", workflow).batch_size
+    shares = num_servers * num_learners
+    if size % shares:
+        raise UserError(
+            "batch_size",
+            expected=f"a multiple of {shares}, the number of replay servers times learner workers",
+            got=str(size),
+            remedy=f"Bind OffPolicyWorkflow.batch_size to {-(-size // shares) * shares}, or change "
+            "--replay_servers or --learners.",
+        )
+
+
+def _check_one_server(num_servers: int) -> None:
+    if num_servers > 1:
+        raise UserError(
+            "num_servers",
+            expected="1 for on-policy training, which has no replay buffer",
+            got=str(num_servers),
+            remedy="Leave out --replay_servers.",
+        )
 
 
 _HEARTBEAT = {
@@ -107,14 +151,19 @@ def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
     env = workflow.env
     if not isinstance(workflow, OnPolicyWorkflow):
         return env
-    if env.num_envs % num_collectors:
+    _check_env_share(workflow, num_collectors)
+    return env.with_num_envs(env.num_envs // num_collectors)
+
+
+def _check_env_share(workflow: LearnerWorkflow, num_collectors: int) -> None:
+    num_envs = workflow.env.num_envs
+    if num_envs % num_collectors:
         raise UserError(
             "--num_collectors",
-            expected=f"a divisor of the {env.num_envs} environments, which the collectors share",
+            expected=f"a divisor of the {num_envs} environments, which the collectors share",
             got=str(num_collectors),
             remedy=f"Bind make_env.num_envs to a multiple of {num_collectors}.",
         )
-    return env.with_num_envs(env.num_envs // num_collectors)
 
 
 def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:

@@ -69,6 +69,17 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return scheme is not None
 
 
+def check_local(flag: str, path: str | None) -> None:
+    """Raises a UserError for a remote value of a flag that takes only local folders."""
+    if path is not None and is_remote(path):
+        raise UserError(
+            f"--{flag}={path}",
+            expected="a folder of this machine",
+            got="a remote folder",
+            remedy="Choose a local folder, and copy it when the command has ended.",
+        )
+
+
 def join(url: str, name: str) -> str:
     """Returns the address of `name` below `url`."""
     return f"{url.rstrip('/')}/{name}"
