@@ -377,13 +377,8 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For a batch size that the replicas do not divide.
         """
-        if batch_size % strategy.num_replicas_in_sync:
-            wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
-            _refuse("batch_size", wanted, batch_size, "Give such a number.")
-        dataset = strategy.distribute_datasets_from_function(
-            lambda context: self.dataset(
-                context.get_per_replica_batch_size(batch_size), beta, table, **options
-            ).apply(_endless)  # else all processes would synchronize for each element
+        dataset = distribute(
+            strategy, batch_size, lambda size: self.dataset(size, beta, table, **options)
         )
         if self.replay.table(table).kind in ONCE:
             self._duplicates.add_dataset(dataset)
@@ -552,6 +547,31 @@ class ReverbBuffer(ReplayBuffer):
 
 
 _endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+
+
+def distribute(
+    strategy: tf.distribute.Strategy,
+    batch_size: int,
+    dataset: Callable[[int], tf.data.Dataset],
+) -> Any:
+    """Returns an infinite distributed dataset, with a separate stream for each worker.
+
+    Args:
+      strategy: The strategy.
+      batch_size: The global batch size; the replicas divide it evenly.
+      dataset: Returns a dataset of batches of a given size.
+
+    Raises:
+      UserError: For a batch size that the replicas do not divide.
+    """
+    if batch_size % strategy.num_replicas_in_sync:
+        wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
+        _refuse("batch_size", wanted, batch_size, "Give such a number.")
+    return strategy.distribute_datasets_from_function(
+        lambda context: dataset(context.get_per_replica_batch_size(batch_size)).apply(
+            _endless  # else all processes would synchronize for each element
+        )
+    )
 
 
 def _sampleable(info: Any, block_size: int) -> float:

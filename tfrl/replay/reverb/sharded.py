@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
-from tfrl.replay.reverb.buffer import ReverbBuffer
+from tfrl.replay.reverb.buffer import ReverbBuffer, distribute
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -115,11 +115,7 @@ class ShardedBuffer(ReplayBuffer):
         self, strategy: tf.distribute.Strategy, batch_size: int, *args: Any, **options: Any
     ) -> Any:
         """Returns a distributed dataset; see `ReverbBuffer.distributed_dataset`."""
-        return strategy.distribute_datasets_from_function(
-            lambda context: self.dataset(
-                context.get_per_replica_batch_size(batch_size), *args, **options
-            )
-        )
+        return distribute(strategy, batch_size, lambda size: self.dataset(size, *args, **options))
 
     def update_priorities(
         self, index: tf.Tensor, priorities: tf.Tensor, table: str | None = None
