@@ -11,12 +11,13 @@ import tensorflow as tf
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import settings
+from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
-from tfrl.workflows.collectors import Collected, Collectors
+from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
 
 PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
        "OnPolicyWorkflow.num_epochs=1", "OnPolicyWorkflow.num_minibatches=1",
@@ -348,6 +349,35 @@ def test_an_agent_without_statistics():
     assert result.normalizer is None
     assert {k: float(v) for k, v in result.metrics.items()} == {**told, "collectors": 2.0}
     assert {k: int(v) for k, v in result.counts.items()} == counts
+
+
+@pytest.mark.parametrize("part", [PPO, DQN])
+def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monkeypatch):
+    left = []  # so that pytest's own end is not bounded
+    monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))
+    job, learner, asked = Job(part, 2), workflow(part), threading.Event()
+    kind = RolloutCollectors if part is PPO else ReplayCollectors
+    collectors = kind(learner, job.server.address, wait_seconds=30.0, stops=asked.is_set)
+    state = learner.setup(0)
+    job.begin()
+    state, _ = advance(learner, state, 320)
+    for collector in job.collectors:
+        collector._stops = lambda: True
+    job.join()
+    threading.Timer(1.0, asked.set).start()
+    began = time.monotonic()
+    while not asked.is_set():
+        done = learner.advance(state, 10_000)
+        state = done.state
+    assert time.monotonic() - began < 10.0
+    # What it has learnt is saved, with as many iterations as rows.
+    learner.save(state, tmp_path)
+    assert learner.env_steps(learner.restore(tmp_path)) == learner.env_steps(state) >= 320
+    collectors._variables._heartbeat._lost_since = time.monotonic()  # nor for a server
+    with pytest.raises(WaitEndedError):
+        collectors._variables.server_info()
+    learner.close()
+    job.server.stop()
 
 
 def test_what_does_not_divide_is_refused():

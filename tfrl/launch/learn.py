@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow
 
 
-def prepare(workflow: Workflow) -> None:
+def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
     """Connects a workflow with its collectors, as the flags say.
 
     Args:
       workflow: The workflow of the gin file.
+      stops: Returns whether a signal came.
 
     Raises:
       UserError: The workflow cannot be distributed, or other processes time out.
@@ -52,7 +54,11 @@ def prepare(workflow: Workflow) -> None:
     from tfrl.workflows import OnPolicyWorkflow
 
     values, server = flags.FLAGS, server_flag.replay_server()
-    common: dict[str, Any] = {"wait_seconds": values.wait_seconds, "log": app.say}
+    common: dict[str, Any] = {
+        "wait_seconds": values.wait_seconds,
+        "log": app.say,
+        "stops": stops,
+    }
     if isinstance(workflow, OnPolicyWorkflow):
         asked = {"auto": None, "true": True, "false": False}[values.synchronous]
         RolloutCollectors(
@@ -70,7 +76,12 @@ def prepare(workflow: Workflow) -> None:
 def main() -> int:
     """Trains as the flags say; returns the exit code."""
     server_flag.replay_server()  # before TensorFlow is imported
-    return train.main(prepare)
+    code = train.main(prepare)
+    from tfrl.replay.reverb import cancellable_call
+
+    if cancellable_call.has_left_behind():
+        cancellable_call.end_process(code)  # an orderly exit could wait for other processes
+    return code
 
 
 def run() -> None:

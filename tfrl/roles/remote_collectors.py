@@ -32,7 +32,13 @@ from tfrl.roles.tables import (
 )
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
-from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts, Collectors
+from tfrl.workflows.collectors import (
+    POLICY_VERSION,
+    Collected,
+    CollectedRollouts,
+    Collectors,
+    WaitEndedError,
+)
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # Seconds between two polls for the collectors' experience.
@@ -43,6 +49,8 @@ _ANSWER_SECONDS = 10
 _PATIENCE_SECONDS = 30.0
 # Seconds without a heartbeat after which a collector no longer counts as playing.
 _SILENT_SECONDS = 10.0
+# Seconds without a learner step after which a learner that waits obeys a signal.
+_IDLE_SECONDS = 1.0
 
 
 class RemoteCollectors(Collectors):
@@ -60,6 +68,7 @@ class RemoteCollectors(Collectors):
         publish_seconds: float,
         wait_seconds: float,
         log: Callable[[str], None],
+        stops: Callable[[], bool],
     ):
         """Registers with a workflow.
 
@@ -69,7 +78,10 @@ class RemoteCollectors(Collectors):
           publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
         """
+        self._stops, self._idle = stops, (-1, 0.0)  # learner steps when it was asked, and when
+        connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
         self._publish_seconds, self.wait_seconds, self._log = publish_seconds, wait_seconds, log
         self._env_steps = 0
@@ -95,6 +107,16 @@ class RemoteCollectors(Collectors):
     @property
     def _learner_steps(self) -> int:
         return int(tf.convert_to_tensor(self._steps))
+
+    def _end_if_asked(self) -> None:
+        """Raises `WaitEndedError` if this process must end and no learner step is under way."""
+        if not self._stops():
+            return
+        steps = -1 if self._steps is None else self._learner_steps
+        if steps != self._idle[0]:
+            self._idle = steps, time.monotonic()
+        elif time.monotonic() - self._idle[1] > _IDLE_SECONDS:
+            raise WaitEndedError
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and takes the env steps of the run."""
@@ -234,6 +256,7 @@ class ReplayCollectors(RemoteCollectors):
         publish_seconds: float = 0.2,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
+        stops: Callable[[], bool] = lambda: False,
     ):
         """Waits for the servers, then registers with a workflow.
 
@@ -246,6 +269,7 @@ class ReplayCollectors(RemoteCollectors):
           publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for the servers and for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
 
         Raises:
           UserError: For a workflow that cannot be distributed, a server that does not answer in
@@ -259,6 +283,8 @@ class ReplayCollectors(RemoteCollectors):
             Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
             for address in replay.addresses
         ]
+        for server in self._servers:
+            server.on_wait = self._end_if_asked
         self._table, self._block_size = replay.table().name, replay.block
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
@@ -272,6 +298,7 @@ class ReplayCollectors(RemoteCollectors):
             publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
+            stops=stops,
         )
 
     def begin(self, state: State) -> None:
@@ -279,6 +306,7 @@ class ReplayCollectors(RemoteCollectors):
         buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
+        buffer.connection.on_wait = self._end_if_asked
         self._buffer = buffer
         super().begin(state)
         if self._normalizes and self._none is None:
@@ -304,7 +332,7 @@ class ReplayCollectors(RemoteCollectors):
     def _played(self, waits: bool) -> Collected:
         """Returns the experience since the last call; none in workers other than the chief."""
         deadline, steps = time.monotonic() + self.wait_seconds, 0
-        while self._leads and not (steps := self._new_steps()) and waits:
+        while self._leads and not (steps := self._new_steps()) and waits and not self._stops():
             if time.monotonic() > deadline:
                 self._refuse_wait("no new experience")
             time.sleep(_WAIT_SECONDS)
@@ -377,6 +405,7 @@ class RolloutCollectors(RemoteCollectors):
         publish_seconds: float = 0.0,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
+        stops: Callable[[], bool] = lambda: False,
     ):
         """Waits for the server, then registers with a workflow.
 
@@ -391,6 +420,7 @@ class RolloutCollectors(RemoteCollectors):
             learner publishes for every batch.
           wait_seconds: Seconds to wait for the server and for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
 
         Raises:
           UserError: For environments that the collectors do not divide, a server that does not
@@ -413,6 +443,7 @@ class RolloutCollectors(RemoteCollectors):
             publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
+            stops=stops,
         )
 
     def begin(self, state: State) -> None:
@@ -526,6 +557,7 @@ class RolloutCollectors(RemoteCollectors):
                 "waiting for rollouts",
                 timeout=max(deadline - time.monotonic(), 1.0),
                 on_reconnect=on_reconnect,
+                may_wait=True,
             )
         except ServerSilentError:
             self._refuse_wait("no new experience")

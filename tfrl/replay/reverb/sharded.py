@@ -224,8 +224,23 @@ class Connections:
         for connection in self._all:
             connection.check(what)
 
+    @property
+    def on_wait(self) -> Callable[[], None]:
+        """See `Connection`."""
+        return self._all[0].on_wait  # type: ignore[no-any-return]
+
+    @on_wait.setter
+    def on_wait(self, fn: Callable[[], None]) -> None:
+        for connection in self._all:
+            connection.on_wait = fn
+
     def guard(
-        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+        self,
+        fn: Callable[[], T],
+        what: str,
+        timeout: float | None = None,
+        again: bool = True,
+        may_wait: bool = False,
     ) -> T:
         """Calls a function that may block; the loss of any server raises an error."""
 
@@ -233,7 +248,9 @@ class Connections:
             if not rest:
                 return fn()
             first, *others = rest
-            return first.guard(lambda: inner(others), what, timeout, again)  # type: ignore[no-any-return]
+            return first.guard(  # type: ignore[no-any-return]
+                lambda: inner(others), what, timeout, again, may_wait=may_wait
+            )
 
         return inner(self._all)
 
