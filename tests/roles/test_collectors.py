@@ -14,6 +14,7 @@ from tfrl.launch import settings
 from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
+from tfrl.roles import collector as collector_lib
 from tfrl.roles import parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
@@ -339,6 +340,25 @@ def test_collectors_wait_with_one_rollout_each():
     assert job.ended == [True, True]
     learner.close()
     job.server.stop()
+
+
+@pytest.mark.parametrize("request_number", [0, 1])
+def test_a_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(request_number, monkeypatch):
+    monkeypatch.setattr(collector_lib, "_TELL_SECONDS", 0.5)
+    server = ReverbServer(tables.make_tables(workflow(PPO), 2))
+    state, lines = tables.agent_form(workflow(PPO)), []
+    published = parameters.Published(state, 1, 0, False, request_number)
+    parameters.publish(reverb().Client(server.address), published)
+    collector = RolloutCollector(
+        workflow(PPO), server.address, num_tasks=2, wait_seconds=2.0, log=lines.append
+    )
+    with pytest.raises(UserError, match="takes a rollout within 2 s, got no sign of it"):
+        collector.run()
+    assert lines == ["Collector 0 waits up to 2 s for the learner, which takes no rollouts."]
+    # What it wrote last is in the queue; asynchronous collectors wait with one more.
+    assert collector.env_steps == 16
+    collector.close()
+    server.stop()
 
 
 def test_an_agent_without_statistics():
