@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -322,6 +323,21 @@ def test_what_a_collector_reports_at_its_end_arrives():
     server.stop()
 
 
+def test_reports_wait_for_a_server_that_does_not_answer():
+    calls = []
+
+    def guard(fn, what):
+        calls.append(what)
+        raise reverb().errors.DeadlineExceededError("Flush call did not complete")
+
+    collector = SimpleNamespace(
+        _reporters={name: SimpleNamespace(flush=print) for name in ("episodes", "heartbeats")},
+        connection=SimpleNamespace(guard=guard),
+    )
+    ReplayCollector._send_reports(collector)
+    assert calls == ["reports of episodes", "reports of heartbeats"]
+
+
 def test_collectors_wait_with_one_rollout_each():
     """What waits for the learner is by old parameters: one more is in the queue."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -396,6 +412,8 @@ def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monke
     collectors._variables._heartbeat._lost_since = time.monotonic()  # nor for a server
     with pytest.raises(WaitEndedError):
         collectors._variables.server_info()
+    collectors._published = -np.inf
+    collectors.begin(state)  # does not raise: what follows can be saved
     learner.close()
     job.server.stop()
 

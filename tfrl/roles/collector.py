@@ -1,5 +1,6 @@
 """A collector: acts by the learner's parameters and writes its experience to a Reverb server."""
 
+import contextlib
 import copy
 import functools
 import time
@@ -150,9 +151,11 @@ class Collector:
         writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in row})
 
     def _send_reports(self) -> None:
+        """Sends the reports; if the server does not answer, the next call sends them."""
         for table, writer in self._reporters.items():
             flush = functools.partial(writer.flush, timeout_ms=_FLUSH_MS)
-            self.connection.guard(flush, f"reports of {table}")
+            with contextlib.suppress(reverb().errors.DeadlineExceededError):
+                self.connection.guard(flush, f"reports of {table}")
 
     def _send_last_reports(self) -> None:
         """Sends the reports; does not wait for a lost server."""

@@ -1,5 +1,6 @@
 """The learner's side of its collectors: their experience in, parameters out."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -123,7 +124,8 @@ class RemoteCollectors(Collectors):
         self._env_steps = int(state.metrics.env_steps)
         self._steps = state.metrics.learner["learner_steps"]
         if self._is_due():
-            self._publish(state.agent_state)
+            with contextlib.suppress(WaitEndedError):  # `play` raises it too, where a runner saves
+                self._publish(state.agent_state)
 
     def finish(self, state: State) -> None:
         """Tells the collectors that the run has ended; does not wait for them."""
