@@ -280,6 +280,56 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job.server.stop()
 
 
+def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
+    """A restored server has fewer inserts; what the others got meanwhile counts."""
+    maker = tables.on_reverb(workflow(DQN).replay).replace(num_servers=2)
+    servers = [ReverbServer(maker.of_one_server.make_tables()) for _ in range(2)]
+    maker = maker.replace(address=",".join(server.address for server in servers))
+    inserted = [0, 0]
+
+    class FakeServer:
+        def __init__(self, i):
+            self.i = i
+
+        def server_info(self):
+            stats = SimpleNamespace(completed=inserted[self.i])
+            return {
+                "replay": SimpleNamespace(rate_limiter_info=SimpleNamespace(insert_stats=stats))
+            }
+
+    def learner(buffer, env_steps):
+        return SimpleNamespace(
+            _buffer=buffer, _servers=[FakeServer(0), FakeServer(1)], _table="replay",
+            _block_size=4, _env_steps=env_steps, _looked=0.0,
+        )  # fmt: skip
+
+    def counts(made):
+        made._looked = 0.0
+        new = ReplayCollectors._new_steps(made)
+        made._env_steps += new
+        return new
+
+    made = learner(maker.init(), 0)
+    inserted[:] = 10, 10
+    assert counts(made) == 80
+    inserted[:] = 4, 13  # the first server has restarted, the second goes on
+    assert counts(made) == 12
+    inserted[:] = 5, 13
+    assert counts(made) == 4
+    made._buffer.save(str(tmp_path / "saved"), tables=False)
+    inserted[:] = 7, 14  # and the learner is killed
+    again = learner(maker.init(), made._env_steps)
+    again._buffer.restore(str(tmp_path / "saved"))
+    assert counts(again) == 12
+    # A checkpoint of an earlier version has no counts.
+    older = learner(maker.init(), 80)
+    assert counts(older) == 4 and counts(learner(maker.init(), 90)) == 0
+    for each in (made, again, older):
+        each._buffer.close()
+    for server in servers:
+        server.stop()
+
+
 def test_a_block_of_transitions_counts_as_many_env_steps():
     uniform = [b for b in DQN if "kind" not in b and "alpha" not in b]
     job, learner = Job(uniform, 1), workflow(uniform)

@@ -291,7 +291,6 @@ class ReplayCollectors(RemoteCollectors):
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
         self._none: Nest = None  # statistics of zero observations
-        self._inserted = self._before = 0  # `_before`: env steps without an insert
         self._looked = -np.inf
         workflow.replay = replay
         super().__init__(
@@ -358,15 +357,23 @@ class ReplayCollectors(RemoteCollectors):
         """Returns the env steps written since the last count.
 
         A server restored from its last checkpoint has fewer inserts than before; env steps that
-        were counted stay counted.
+        were counted stay counted. The buffers keep the counts in the learner's checkpoints.
         """
+        shards = getattr(self._buffer, "shards", [self._buffer])
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             infos = [server.server_info()[self._table] for server in self._servers]
-            inserted = sum(x.rate_limiter_info.insert_stats.completed for x in infos)
-            self._inserted = inserted * self._block_size
+            inserted = [
+                self._block_size * info.rate_limiter_info.insert_stats.completed for info in infos
+            ]
             self._looked = time.monotonic()
-            self._before = max(self._before, self._env_steps - self._inserted)
-        return self._before + self._inserted - self._env_steps
+            if not any(shard.env_steps_counted + shard.env_steps_lost for shard in shards):
+                # Also after a checkpoint without counts.
+                shards[0].env_steps_lost = max(self._env_steps - sum(inserted), 0)
+            for shard, now in zip(shards, inserted, strict=True):
+                shard.env_steps_lost += max(shard.env_steps_counted - now, 0)
+                shard.env_steps_counted = now
+        counted = sum(shard.env_steps_counted + shard.env_steps_lost for shard in shards)
+        return int(counted - self._env_steps)
 
     def _ended(self) -> tuple[int, float, float]:
         """Returns the number of episodes ended since the last call, and their steps and rewards."""
