@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
-from tfrl.launch import settings
+from tfrl.launch import reverb_server, settings
 from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import collector as collector_lib
-from tfrl.roles import parameters, tables
+from tfrl.roles import parameters, remote_collectors, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
 from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
@@ -466,6 +466,58 @@ def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monke
     collectors.begin(state)  # does not raise: what follows can be saved
     learner.close()
     job.server.stop()
+
+
+def test_no_progress_names_the_collectors_that_block(monkeypatch):
+    monkeypatch.setattr(remote_collectors, "_PATIENCE_SECONDS", 5.0)
+    left = []
+    monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))
+    job, learner, lines, asked = Job(PPO, 2), workflow(PPO), [], threading.Event()
+
+    def log(line):
+        lines.append(line)
+        asked.set()
+
+    collectors = RolloutCollectors(
+        learner, job.server.address, wait_seconds=30.0, stops=asked.is_set, log=log
+    )
+    state = learner.setup(0)
+    job.threads.append(threading.Thread(target=job._play, args=(workflow(PPO), 0)))
+    job.threads[0].start()  # the other does not come
+    learner.advance(state, 10_000)
+    assert "No rollout of collectors 1. Last reports: collector 0 " in lines[0]
+    collectors.finish(state)
+    job.join()
+    learner.close()
+    job.server.stop()
+
+
+def test_reports_that_a_restored_server_gives_again_count_once():
+    job, learner = Job(PPO, 1), workflow(PPO)
+    collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+    client = reverb().Client(job.server.address)
+    client.insert([np.int64(1), np.int64(2), np.int32(0)], {tables.HEARTBEATS: 1.0})
+    collectors._sample_reports(tables.HEARTBEATS)
+    collectors._unread[tables.HEARTBEATS] *= 2
+    assert [[int(x) for x in row] for row in collectors._reports(tables.HEARTBEATS)] == [[1, 2, 0]]
+    assert collectors._reports(tables.HEARTBEATS) == []
+    learner.close()
+    job.server.stop()
+
+
+def test_a_restored_server_forgets_parameters_and_rollouts():
+    """The run may have ended, and its learner may have taken the rollouts."""
+    learner = workflow(PPO)
+    form = tables.rollout_signature(tables.rollout_form(learner, 1), 1)
+    server = ReverbServer(tables.make_tables(learner, 1))
+    client = reverb().Client(server.address)
+    rollout = [np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in tf.nest.flatten(form)]
+    client.insert(rollout, {tables.ROLLOUTS: 1.0})
+    parameters.publish(client, parameters.Published(tables.agent_form(learner), 1, 0, True))
+    reverb_server.forget_ended(server)
+    sizes = {name: table.current_size for name, table in client.server_info().items()}
+    assert sizes == {tables.HEARTBEATS: 0, parameters.TABLE: 0, tables.ROLLOUTS: 0}
+    server.stop()
 
 
 def test_what_does_not_divide_is_refused():

@@ -16,6 +16,8 @@ from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_tables
+from tfrl.replay.reverb.duplicates import Duplicates
+from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.tables import (
     EPISODES,
@@ -90,6 +92,9 @@ class RemoteCollectors(Collectors):
         self._request = 0
         self._heard: dict[int, float] = {}  # time of each collector's last heartbeat
         self._lags: dict[int, int] = {}  # policy lag at each collector's last heartbeat
+        self._reading_heartbeats = threading.Lock()
+        self._unread: dict[str, list[Any]] = {}  # sampled reports by table
+        self._duplicates = Duplicates()  # of reports
         self._steps: Any = None  # the variable of the learner steps
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
         self._ending = threading.Event()
@@ -167,15 +172,30 @@ class RemoteCollectors(Collectors):
     # Reports.
 
     def _reports(self, table: str) -> list[list[np.ndarray]]:
-        """Returns the collectors' reports since the last call, each once."""
-        client = self._variables.client
+        """Returns the collectors' reports since the last call, each once.
 
-        def read() -> list[list[np.ndarray]]:
-            size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
-            items = client.sample(table, size, emit_timesteps=False) if size else []
-            return [item.data for item in items]
+        If the server does not answer, the next call returns them.
+        """
+        with contextlib.suppress(ServerSilentError, reverb().errors.DeadlineExceededError):
+            self._variables.guard(
+                lambda: self._sample_reports(table), f"reading {table}", 2.0 * _ANSWER_SECONDS
+            )
+        return self._new_reports(table)
 
-        return self._variables.guard(read, f"reading {table}")
+    def _sample_reports(self, table: str) -> None:
+        """Samples all reports; waits for others if another client takes some meanwhile."""
+        client, unread = self._variables.client, self._unread.setdefault(table, [])
+        size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
+        if size:
+            for item in client.sample(table, size, emit_timesteps=False):
+                unread.append(item)
+
+    def _new_reports(self, table: str) -> list[list[np.ndarray]]:
+        """Returns the sampled reports; without repetitions of a server that was restored."""
+        unread = self._unread.get(table, [])
+        items = unread[:]
+        del unread[: len(items)]  # an abandoned call may append more
+        return [item.data for item in items if self._duplicates.is_new(item.info.key)]
 
     def _heartbeats(self) -> dict[str, np.float32]:
         """Returns the number of playing collectors, their policy lag, and the oldest heartbeat.
@@ -185,15 +205,19 @@ class RemoteCollectors(Collectors):
         if not self._leads:
             names = ("collectors", "heartbeat_age", "policy_lag")
             return dict.fromkeys(names, np.float32(0))
-        for _, learner_steps, task_id in self._reports(HEARTBEATS):
-            self._heard[int(task_id)] = time.monotonic()
-            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
+        with self._reading_heartbeats:
+            self._note_heartbeats(self._reports(HEARTBEATS))
         ages = [time.monotonic() - heard for heard in self._heard.values()]
         return {
             "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
             "heartbeat_age": np.float32(max(ages, default=0.0)),
             "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
         }
+
+    def _note_heartbeats(self, reports: list[list[np.ndarray]]) -> None:
+        for _, learner_steps, task_id in reports:
+            self._heard[int(task_id)] = time.monotonic()
+            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
 
     # Messages about waiting.
 
@@ -211,11 +235,22 @@ class RemoteCollectors(Collectors):
                 self._log(f"No progress for {time.monotonic() - since:.0f} s. {self._who()}")
 
     def _who(self) -> str:
-        """Describes the processes that the learner waits for, for the user."""
-        now = time.monotonic()
-        heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
+        """Describes the processes that the learner waits for, for the user; called in a thread."""
+        with contextlib.suppress(Exception):  # `_of_table` says that the server does not respond
+            self._look_at_heartbeats()
+        now, last = time.monotonic(), dict(self._heard)
+        heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(last.items())]
         said = f"Last reports: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
+
+    def _look_at_heartbeats(self) -> None:
+        """Reads the heartbeats while the main thread waits for experience."""
+        if self._reading_heartbeats.acquire(timeout=_ANSWER_SECONDS):
+            try:
+                self._sample_reports(HEARTBEATS)
+                self._note_heartbeats(self._new_reports(HEARTBEATS))
+            finally:
+                self._reading_heartbeats.release()
 
     def _of_table(self) -> str:
         """Describes the state of the table of experience, for the user."""
@@ -446,6 +481,7 @@ class RolloutCollectors(RemoteCollectors):
         self._leaves = list(struct.paths(self._form))
         check_rollouts(server, info, self._form, self._num_collectors)
         self._dropped = 0
+        self._sources: set[tuple[int, int]] = set()  # request and collector of a batch's rollouts
         super().__init__(
             workflow,
             connection,
@@ -515,7 +551,7 @@ class RolloutCollectors(RemoteCollectors):
         steps, deadline = self._learner_steps, time.monotonic() + self.wait_seconds
         rollouts: list[list[np.ndarray]] = []
         lags: list[int] = []
-        sources: set[tuple[int, int]] = set()  # request and collector of each rollout
+        self._sources = sources = set()
 
         def request_again() -> None:
             """After a restart, which may have lost the parameters or rollouts."""
@@ -544,6 +580,14 @@ class RolloutCollectors(RemoteCollectors):
             rollouts.append([item[path] for path in self._leaves])
             lags.append(lag)
         return rollouts, lags
+
+    def _who(self) -> str:
+        """Also names the collectors whose rollout is missing."""
+        answered = {task_id for request, task_id in set(self._sources) if request >= self._request}
+        missing = sorted(set(range(self._num_collectors)) - answered)
+        if not self._synchronous or self._group is not None or not missing:
+            return super()._who()
+        return f"No rollout of collectors {', '.join(map(str, missing))}. {super()._who()}"
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""
