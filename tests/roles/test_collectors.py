@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
 
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
-from tfrl.launch import reverb_server, settings
+from tfrl.launch import collect, learn, reverb_server, settings
 from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
@@ -523,6 +525,16 @@ def test_a_restored_server_forgets_parameters_and_rollouts():
 def test_what_does_not_divide_is_refused():
     with pytest.raises(UserError, match="a divisor of the 4 environments"):
         tables.make_tables(workflow(PPO), 3)
+
+
+def test_on_policy_has_one_server(monkeypatch):
+    monkeypatch.setattr(collect.common_flags, "common", lambda: SimpleNamespace(seed=0))
+    flags.FLAGS.mark_as_parsed()
+    made = workflow(PPO)
+    with flagsaver.flagsaver(replay_server="localhost:1", variable_server="localhost:2"):
+        for connect in (lambda: learn.prepare(made, bool), lambda: collect._collector(made, "a:1")):
+            with pytest.raises(UserError, match="--variable_server=localhost:2: expected no value"):
+                connect()
 
 
 class Silent(Collectors):

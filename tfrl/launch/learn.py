@@ -60,10 +60,11 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
         "stops": stops,
     }
     if isinstance(workflow, OnPolicyWorkflow):
+        variable_flag.refuse()
         asked = {"auto": None, "true": True, "false": False}[values.synchronous]
         RolloutCollectors(
             workflow,
-            values.variable_server or server,
+            server,
             synchronous=asked,
             max_policy_lag=values.max_policy_lag,
             **common,

@@ -109,7 +109,7 @@ def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
         return env
     if env.num_envs % num_collectors:
         raise UserError(
-            "--num_collectors",
+            "The number of collectors",
             expected=f"a divisor of the {env.num_envs} environments, which the collectors share",
             got=str(num_collectors),
             remedy=f"Bind make_env.num_envs to a multiple of {num_collectors}.",
