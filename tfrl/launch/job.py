@@ -100,11 +100,11 @@ def roles(
       learner_addresses: "host:port" of each of several workers of the learner; empty if the engine
         sets TF_CONFIG.
     """
-    experiment = [
+    configuration = [
         *(f"--gin_file={file}" for file in options.gin_files),
         *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
-        f"--seed={options.seed}",
     ]
+    experiment = [*configuration, f"--seed={options.seed}"]
     meeting = [
         *experiment,
         f"--replay_server={','.join(addresses)}",
@@ -135,6 +135,7 @@ def roles(
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
         result.append(made(COLLECTOR, i, "collect", flags))
     if options.evaluators:
+        # Also the configuration: the run folder has an earlier start's until the learner writes it.
         flags = [f"--root_dir={root}", "--watch", f"--wait_seconds={options.wait_seconds:g}"]
-        result.append(made(EVALUATOR, 0, "evaluate", flags))
+        result.append(made(EVALUATOR, 0, "evaluate", [*configuration, *flags]))
     return result
