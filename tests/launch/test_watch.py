@@ -27,6 +27,12 @@ def test_a_run_that_has_ended_is_evaluated_once(tmp_path, capsys):
     assert (told["env_steps"], told["eval_episodes"], told["checkpoint"]) == (64, 4, "ckpt-64")
     lines = (root / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [told]
+    # A restart repeats no line; with a larger budget it waits for the learner.
+    assert in_process(evaluate.main, capsys, f"--root_dir={root}", *FLAGS)[0] == 0
+    larger = (*FLAGS[:2], "--wait_seconds=0.6", "--gin_bindings=train.total_env_steps=128")
+    code, _, err = in_process(evaluate.main, capsys, f"--root_dir={root}", *larger)
+    assert code == 2 and "expected a new checkpoint within 0.6 s, got none" in err
+    assert (root / "evaluations.jsonl").read_text().splitlines() == lines
 
 
 def test_a_run_on_remote_storage(tmp_path, capsys):

@@ -3,20 +3,25 @@
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
 
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
-from tfrl.launch import settings
+from tfrl.launch import collect, learn, reverb_server, settings
+from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
-from tfrl.roles import parameters, tables
+from tfrl.roles import collector as collector_lib
+from tfrl.roles import parameters, remote_collectors, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
-from tfrl.workflows.collectors import Collected, Collectors
+from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
 
 PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
        "OnPolicyWorkflow.num_epochs=1", "OnPolicyWorkflow.num_minibatches=1",
@@ -277,6 +282,56 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job.server.stop()
 
 
+def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
+    """A restored server has fewer inserts; what the others got meanwhile counts."""
+    maker = tables.on_reverb(workflow(DQN).replay).replace(num_servers=2)
+    servers = [ReverbServer(maker.of_one_server.make_tables()) for _ in range(2)]
+    maker = maker.replace(address=",".join(server.address for server in servers))
+    inserted = [0, 0]
+
+    class FakeServer:
+        def __init__(self, i):
+            self.i = i
+
+        def server_info(self):
+            stats = SimpleNamespace(completed=inserted[self.i])
+            return {
+                "replay": SimpleNamespace(rate_limiter_info=SimpleNamespace(insert_stats=stats))
+            }
+
+    def learner(buffer, env_steps):
+        return SimpleNamespace(
+            _buffer=buffer, _servers=[FakeServer(0), FakeServer(1)], _table="replay",
+            _block_size=4, _env_steps=env_steps, _looked=0.0,
+        )  # fmt: skip
+
+    def counts(made):
+        made._looked = 0.0
+        new = ReplayCollectors._new_steps(made)
+        made._env_steps += new
+        return new
+
+    made = learner(maker.init(), 0)
+    inserted[:] = 10, 10
+    assert counts(made) == 80
+    inserted[:] = 4, 13  # the first server has restarted, the second goes on
+    assert counts(made) == 12
+    inserted[:] = 5, 13
+    assert counts(made) == 4
+    made._buffer.save(str(tmp_path / "saved"), tables=False)
+    inserted[:] = 7, 14  # and the learner is killed
+    again = learner(maker.init(), made._env_steps)
+    again._buffer.restore(str(tmp_path / "saved"))
+    assert counts(again) == 12
+    # A checkpoint of an earlier version has no counts.
+    older = learner(maker.init(), 80)
+    assert counts(older) == 4 and counts(learner(maker.init(), 90)) == 0
+    for each in (made, again, older):
+        each._buffer.close()
+    for server in servers:
+        server.stop()
+
+
 def test_a_block_of_transitions_counts_as_many_env_steps():
     uniform = [b for b in DQN if "kind" not in b and "alpha" not in b]
     job, learner = Job(uniform, 1), workflow(uniform)
@@ -320,6 +375,21 @@ def test_what_a_collector_reports_at_its_end_arrives():
     server.stop()
 
 
+def test_reports_wait_for_a_server_that_does_not_answer():
+    calls = []
+
+    def guard(fn, what):
+        calls.append(what)
+        raise reverb().errors.DeadlineExceededError("Flush call did not complete")
+
+    collector = SimpleNamespace(
+        _reporters={name: SimpleNamespace(flush=print) for name in ("episodes", "heartbeats")},
+        connection=SimpleNamespace(guard=guard),
+    )
+    ReplayCollector._send_reports(collector)
+    assert calls == ["reports of episodes", "reports of heartbeats"]
+
+
 def test_collectors_wait_with_one_rollout_each():
     """What waits for the learner is by old parameters: one more is in the queue."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -340,6 +410,25 @@ def test_collectors_wait_with_one_rollout_each():
     job.server.stop()
 
 
+@pytest.mark.parametrize("request_number", [0, 1])
+def test_a_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(request_number, monkeypatch):
+    monkeypatch.setattr(collector_lib, "_TELL_SECONDS", 0.5)
+    server = ReverbServer(tables.make_tables(workflow(PPO), 2))
+    state, lines = tables.agent_form(workflow(PPO)), []
+    published = parameters.Published(state, 1, 0, False, request_number)
+    parameters.publish(reverb().Client(server.address), published)
+    collector = RolloutCollector(
+        workflow(PPO), server.address, num_tasks=2, wait_seconds=2.0, log=lines.append
+    )
+    with pytest.raises(UserError, match="takes a rollout within 2 s, got no sign of it"):
+        collector.run()
+    assert lines == ["Collector 0 waits up to 2 s for the learner, which takes no rollouts."]
+    # What it wrote last is in the queue; asynchronous collectors wait with one more.
+    assert collector.env_steps == 16
+    collector.close()
+    server.stop()
+
+
 def test_an_agent_without_statistics():
     counts = {"env_steps": np.int64(3), "episodes": np.int64(1)}
     told = {"episode_return": np.float32(2.0), "episode_length": np.float32(3.0)}
@@ -350,9 +439,102 @@ def test_an_agent_without_statistics():
     assert {k: int(v) for k, v in result.counts.items()} == counts
 
 
+@pytest.mark.parametrize("part", [PPO, DQN])
+def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monkeypatch):
+    left = []  # so that pytest's own end is not bounded
+    monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))
+    job, learner, asked = Job(part, 2), workflow(part), threading.Event()
+    kind = RolloutCollectors if part is PPO else ReplayCollectors
+    collectors = kind(learner, job.server.address, wait_seconds=30.0, stops=asked.is_set)
+    state = learner.setup(0)
+    job.begin()
+    state, _ = advance(learner, state, 320)
+    for collector in job.collectors:
+        collector._stops = lambda: True
+    job.join()
+    threading.Timer(1.0, asked.set).start()
+    began = time.monotonic()
+    while not asked.is_set():
+        done = learner.advance(state, 10_000)
+        state = done.state
+    assert time.monotonic() - began < 10.0
+    # What it has learnt is saved, with as many iterations as rows.
+    learner.save(state, tmp_path)
+    assert learner.env_steps(learner.restore(tmp_path)) == learner.env_steps(state) >= 320
+    collectors._variables._heartbeat._lost_since = time.monotonic()  # nor for a server
+    with pytest.raises(WaitEndedError):
+        collectors._variables.server_info()
+    collectors._published = -np.inf
+    collectors.begin(state)  # does not raise: what follows can be saved
+    learner.close()
+    job.server.stop()
+
+
+def test_no_progress_names_the_collectors_that_block(monkeypatch):
+    monkeypatch.setattr(remote_collectors, "_PATIENCE_SECONDS", 5.0)
+    left = []
+    monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))
+    job, learner, lines, asked = Job(PPO, 2), workflow(PPO), [], threading.Event()
+
+    def log(line):
+        lines.append(line)
+        asked.set()
+
+    collectors = RolloutCollectors(
+        learner, job.server.address, wait_seconds=30.0, stops=asked.is_set, log=log
+    )
+    state = learner.setup(0)
+    job.threads.append(threading.Thread(target=job._play, args=(workflow(PPO), 0)))
+    job.threads[0].start()  # the other does not come
+    learner.advance(state, 10_000)
+    assert "No rollout of collectors 1. Last reports: collector 0 " in lines[0]
+    collectors.finish(state)
+    job.join()
+    learner.close()
+    job.server.stop()
+
+
+def test_reports_that_a_restored_server_gives_again_count_once():
+    job, learner = Job(PPO, 1), workflow(PPO)
+    collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+    client = reverb().Client(job.server.address)
+    client.insert([np.int64(1), np.int64(2), np.int32(0)], {tables.HEARTBEATS: 1.0})
+    collectors._sample_reports(tables.HEARTBEATS)
+    collectors._unread[tables.HEARTBEATS] *= 2
+    assert [[int(x) for x in row] for row in collectors._reports(tables.HEARTBEATS)] == [[1, 2, 0]]
+    assert collectors._reports(tables.HEARTBEATS) == []
+    learner.close()
+    job.server.stop()
+
+
+def test_a_restored_server_forgets_parameters_and_rollouts():
+    """The run may have ended, and its learner may have taken the rollouts."""
+    learner = workflow(PPO)
+    form = tables.rollout_signature(tables.rollout_form(learner, 1), 1)
+    server = ReverbServer(tables.make_tables(learner, 1))
+    client = reverb().Client(server.address)
+    rollout = [np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in tf.nest.flatten(form)]
+    client.insert(rollout, {tables.ROLLOUTS: 1.0})
+    parameters.publish(client, parameters.Published(tables.agent_form(learner), 1, 0, True))
+    reverb_server.forget_ended(server)
+    sizes = {name: table.current_size for name, table in client.server_info().items()}
+    assert sizes == {tables.HEARTBEATS: 0, parameters.TABLE: 0, tables.ROLLOUTS: 0}
+    server.stop()
+
+
 def test_what_does_not_divide_is_refused():
     with pytest.raises(UserError, match="a divisor of the 4 environments"):
         tables.make_tables(workflow(PPO), 3)
+
+
+def test_on_policy_has_one_server(monkeypatch):
+    monkeypatch.setattr(collect.common_flags, "common", lambda: SimpleNamespace(seed=0))
+    flags.FLAGS.mark_as_parsed()
+    made = workflow(PPO)
+    with flagsaver.flagsaver(replay_server="localhost:1", variable_server="localhost:2"):
+        for connect in (lambda: learn.prepare(made, bool), lambda: collect._collector(made, "a:1")):
+            with pytest.raises(UserError, match="--variable_server=localhost:2: expected no value"):
+                connect()
 
 
 class Silent(Collectors):

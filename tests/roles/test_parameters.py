@@ -147,6 +147,8 @@ def test_another_agent_is_refused_by_the_leaf(server, client):
 def test_another_server_is_refused():
     table = reverb().Table.queue("replay", 1, signature=tf.TensorSpec([], tf.float32))
     server = ReverbServer([table])
-    with pytest.raises(UserError, match="expected the table 'variables', got tables replay"):
+    with pytest.raises(
+        UserError, match="expected the table 'variables', got tables replay.*--num_collectors=N"
+    ):
         parameters.connect(server.address, 1.0, print)
     server.stop()

@@ -76,7 +76,8 @@ def _collector(workflow: Workflow, server: str) -> Any:
         "log": app.say,
     }
     if isinstance(workflow, OnPolicyWorkflow):
-        return RolloutCollector(workflow, values.variable_server or server, **common)
+        variable_flag.refuse()
+        return RolloutCollector(workflow, server, **common)
     workflow = cast("OffPolicyWorkflow", workflow)  # ReplayCollector rejects others
     return ReplayCollector(workflow, server, values.variable_server, **common)
 

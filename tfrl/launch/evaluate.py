@@ -188,6 +188,8 @@ def await_run(root_dir: str | None, seconds: float) -> None:
 def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
     """Evaluates each new checkpoint, or the newest of several, until the run has ended.
 
+    Checkpoints with a line in `evaluations.jsonl` are skipped.
+
     Args:
       settings: The run's configuration.
       root_dir: The run folder; each evaluation appends a line to its `evaluations.jsonl`.
@@ -204,12 +206,13 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
 
     folder, values = RunFolder(root_dir), flags.FLAGS
     manager = CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None)
-    done, since = -1, time.monotonic()
+    known = _recorded(folder)
+    since = time.monotonic()
     with termination.deferred():
         while not termination.requested:
-            ended = folder.read_summary() is not None  # read before the checkpoints
-            newest = max(manager.steps, default=-1)
-            if newest > done:
+            ended = _has_ended(folder, settings.total_env_steps)  # before the checkpoints are read
+            newest = max(manager.steps, default=None)
+            if newest is not None and newest not in known:
                 result = evaluate(
                     settings,
                     root_dir,
@@ -218,7 +221,8 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
                     seed=common_flags.common().seed,
                     video=values.video,
                 )
-                done, since = max(newest, result["env_steps"]), time.monotonic()
+                known |= {newest, result["env_steps"]}
+                since = time.monotonic()
                 line = json.dumps(result)
                 print(line, flush=True)
                 _record(folder, line)
@@ -228,12 +232,31 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
                 raise UserError(
                     f"--root_dir={root_dir}",
                     expected=f"a new checkpoint within {values.wait_seconds:g} s",
-                    got=f"none after the one of {done:,} env steps",
+                    got=f"none after the one of {max(known, default=0):,} env steps",
                     remedy="Check that the training still runs, or raise --wait_seconds.",
                 )
             else:
                 _await_change(folder)
     return termination.exit_code
+
+
+def _has_ended(folder: "RunFolder", total_env_steps: int) -> bool:
+    """Whether a run has ended; an earlier end does not count if the budget is larger now."""
+    summary = folder.read_summary()
+    if summary is None:
+        return False
+    return summary["env_steps"] >= total_env_steps or summary.get("stopped_by") != "budget"
+
+
+def _recorded(folder: "RunFolder") -> set[int]:
+    """Returns the env steps of the evaluations in the folder's file."""
+    path = folder.root / EVALUATIONS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    result = set()
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # a line of a killed process
+            result.add(int(json.loads(line)["env_steps"]))
+    return result
 
 
 def _await_change(folder: "RunFolder") -> None:

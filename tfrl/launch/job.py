@@ -137,8 +137,9 @@ def roles(
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}", *options.collector_flags]
         result.append(made(COLLECTOR, i, "collect", flags))
     if options.evaluators:
-        # The gin files allow it to import the modules that the run folder names. The engine watches
-        # the learner, so it waits for checkpoints without a limit.
+        # The gin files allow it to import the modules that the run folder names; until the learner
+        # writes the folder, it has an earlier start's configuration. The engine watches the
+        # learner, so the evaluator waits for checkpoints without a limit.
         flags = [*experiment, f"--root_dir={root}", "--watch", "--wait_seconds=inf"]
         result.append(made(EVALUATOR, 0, "evaluate", flags))
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow
 
 
-def prepare(workflow: Workflow) -> None:
+def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
     """Connects a workflow with its collectors, as the flags say.
 
     Args:
       workflow: The workflow of the gin file.
+      stops: Returns whether a signal came.
 
     Raises:
       UserError: The workflow cannot be distributed, or other processes time out.
@@ -45,12 +47,17 @@ def prepare(workflow: Workflow) -> None:
     from tfrl.workflows import OnPolicyWorkflow
 
     values, server = flags.FLAGS, server_flag.replay_server()
-    common: dict[str, Any] = {"wait_seconds": values.wait_seconds, "log": app.say}
+    common: dict[str, Any] = {
+        "wait_seconds": values.wait_seconds,
+        "log": app.say,
+        "stops": stops,
+    }
     if isinstance(workflow, OnPolicyWorkflow):
+        variable_flag.refuse()
         asked = {"auto": None, "true": True, "false": False}[values.synchronous]
         RolloutCollectors(
             workflow,
-            values.variable_server or server,
+            server,
             synchronous=asked,
             max_policy_lag=values.max_policy_lag,
             **common,
@@ -63,7 +70,12 @@ def prepare(workflow: Workflow) -> None:
 def main() -> int:
     """Trains as the flags say; returns the exit code."""
     server_flag.replay_server()  # before TensorFlow is imported
-    return train.main(prepare)
+    code = train.main(prepare)
+    from tfrl.replay.reverb import cancellable_call
+
+    if cancellable_call.has_left_behind():
+        cancellable_call.end_process(code)  # an orderly exit could wait for other processes
+    return code
 
 
 def run() -> None:

@@ -94,7 +94,7 @@ def main() -> int:
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
         )
         if num_collectors:
-            forget_parameters(server)
+            forget_ended(server)
         app.say(_first_line(server))
         if flags.FLAGS.bind != "127.0.0.1":
             app.say(
@@ -136,16 +136,20 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
         return list(on_reverb(workflow.replay).make_tables())
 
 
-def forget_parameters(server: Any) -> None:
-    """Empties the table of parameters: a checkpoint may have parameters of an ended run.
+def forget_ended(server: Any) -> None:
+    """Empties the tables of parameters and rollouts after a restore.
+
+    A checkpoint may have parameters of an ended run, and rollouts that the learner has taken since.
 
     Args:
       server: A `ReverbServer` with the tables of a distributed run.
     """
     from tfrl.replay.reverb.library import reverb
-    from tfrl.roles import parameters
+    from tfrl.roles import parameters, tables
 
-    reverb().Client(server.address).reset(parameters.TABLE)
+    client = reverb().Client(server.address)
+    for table in {parameters.TABLE, tables.ROLLOUTS} & client.server_info().keys():
+        client.reset(table)
 
 
 def _check_flags(values: common_flags.CommonFlags) -> None:

@@ -53,11 +53,12 @@ if TYPE_CHECKING:
     from tfrl.workflows import Workflow
 
 
-def main(prepare: Callable[[Any], None] | None = None) -> int:
+def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> int:
     """Trains as the flags say; returns the exit code.
 
     Args:
-      prepare: Called with the workflow before the training, in the place of --replay_server.
+      prepare: Called before the training, in the place of --replay_server, with the workflow and
+        with a function that returns whether a signal came.
     """
     started = time.monotonic()
     termination = Termination()
@@ -91,7 +92,7 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     if prepare is not None:
-        prepare(assembled.workflow)
+        prepare(assembled.workflow, lambda: termination.requested)
     elif flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
         use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)

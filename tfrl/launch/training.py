@@ -28,6 +28,7 @@ from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files, working_copy
 from tfrl.workflows import State, Workflow
+from tfrl.workflows.collectors import WaitEndedError
 
 
 def is_finished(folder: RunFolder, settings: Settings, state: State) -> bool:
@@ -238,7 +239,10 @@ def _follow(
     if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
+            try:
+                state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
+            except WaitEndedError:
+                return termination.exit_code
             interrupted = _interrupted(group, termination)
         if interrupted:
             group.barrier("the end")
@@ -269,7 +273,11 @@ def _train(run: "_Run", termination: Termination, started: float, callbacks: Seq
         working_copy.publish(run.folder.root)
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
+            try:
+                state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
+            except WaitEndedError:  # without a server or other workers there is no checkpoint
+                say(f"Stopped by {termination.name} while it waited. {termination.last_saved}")
+                return termination.exit_code
             if _interrupted(group, termination):
                 steps = workflow.env_steps(state)
                 by = termination.name if termination.requested else "another worker"

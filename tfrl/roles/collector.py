@@ -1,5 +1,6 @@
 """A collector: acts by the learner's parameters and writes its experience to a Reverb server."""
 
+import contextlib
 import copy
 import functools
 import time
@@ -43,6 +44,8 @@ _LOOK_SECONDS = 0.002
 _SLICE_MS = 200
 _FLUSH_MS = 10_000
 _CLOSE_SECONDS = 5.0
+# Seconds of a wait for the learner before a log line.
+_TELL_SECONDS = 10.0
 
 
 class _EndedError(Exception):
@@ -148,9 +151,11 @@ class Collector:
         writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in row})
 
     def _send_reports(self) -> None:
+        """Sends the reports; if the server does not answer, the next call sends them."""
         for table, writer in self._reporters.items():
             flush = functools.partial(writer.flush, timeout_ms=_FLUSH_MS)
-            self.connection.guard(flush, f"reports of {table}")
+            with contextlib.suppress(reverb().errors.DeadlineExceededError):
+                self.connection.guard(flush, f"reports of {table}")
 
     def _send_last_reports(self) -> None:
         """Sends the reports; does not wait for a lost server."""
@@ -373,6 +378,10 @@ class RolloutCollector(Collector):
         form = rollout_form(workflow, num_tasks)
         check_rollouts(server, self.connection.server_info(), form, num_tasks)
         self._last_request = 0
+        self._wait_seconds, self._log = wait_seconds, log
+        # The current wait for the learner: its start, whether a line was logged, and the
+        # parameters and outages of the server, whose change starts it anew.
+        self._waits_since, self._logged, self._waits_with = 0.0, False, (None, 0)
 
     def next_parameters(self) -> Published:
         """Returns the newest parameters; with a synchronous learner, waits for its next request."""
@@ -380,8 +389,9 @@ class RolloutCollector(Collector):
         if not newest.request:  # reads again: parameters may be learner steps old already
             return self.parameters.refresh(self.end_if_asked)
         now: Published | None = newest
+        self._begin_wait()
         while now is None or 0 < now.request <= self._last_request:
-            self.end_if_asked()
+            self._check_wait()
             now = self.parameters.pull()
             if now is None:
                 time.sleep(_LOOK_SECONDS)
@@ -397,9 +407,39 @@ class RolloutCollector(Collector):
             TASK_ID: np.int32(self.task_id),
         }
         self.report(ROLLOUTS, row)
+        self._begin_wait()
         flush = functools.partial(self._reporters[ROLLOUTS].flush, timeout_ms=_SLICE_MS)
         while True:
             try:
                 return self.connection.guard(flush, "sending a rollout")
             except reverb().errors.DeadlineExceededError:
-                self.end_if_asked()
+                self._check_wait()
+
+    def _begin_wait(self) -> None:
+        self._waits_since, self._logged = time.monotonic(), False
+
+    def _check_wait(self) -> None:
+        """Called repeatedly while the learner takes no rollout or requests none.
+
+        Raises:
+          UserError: It has published nothing new for `wait_seconds` either.
+        """
+        self.end_if_asked()
+        now: Any = (self.parameters.newest(), self.connection.reconnections)
+        if now[0] is not self._waits_with[0] or now[1] != self._waits_with[1]:
+            self._waits_with = now
+            self._waits_since = time.monotonic()
+        waited = time.monotonic() - self._waits_since
+        if waited > self._wait_seconds:
+            raise UserError(
+                f"The learner of the server at {self.connection.address}",
+                expected=f"one that takes a rollout within {self._wait_seconds:g} s",
+                got="no sign of it",
+                remedy="Start bin/learn.py with the same gin file and servers.",
+            )
+        if waited > _TELL_SECONDS and not self._logged:
+            self._logged = True
+            self._log(
+                f"Collector {self.task_id} waits up to {self._wait_seconds:g} s for the learner, "
+                "which takes no rollouts."
+            )

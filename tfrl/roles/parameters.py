@@ -130,7 +130,7 @@ def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Co
             f"the parameter server at {address}",
             expected=f"the table {TABLE!r}",
             got=f"tables {', '.join(sorted(info))}",
-            remedy="Start bin/reverb_server.py with --distributed.",
+            remedy="Start bin/reverb_server.py with --num_collectors=N, the number of collectors.",
         )
     return Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
 

@@ -1,5 +1,6 @@
 """The learner's side of its collectors: their experience in, parameters out."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_tables
+from tfrl.replay.reverb.duplicates import Duplicates
+from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.tables import (
     EPISODES,
@@ -32,7 +35,13 @@ from tfrl.roles.tables import (
 )
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
-from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts, Collectors
+from tfrl.workflows.collectors import (
+    POLICY_VERSION,
+    Collected,
+    CollectedRollouts,
+    Collectors,
+    WaitEndedError,
+)
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # Seconds between two polls for the collectors' experience.
@@ -43,6 +52,8 @@ _ANSWER_SECONDS = 10
 _PATIENCE_SECONDS = 30.0
 # Seconds without a heartbeat after which a collector no longer counts as playing.
 _SILENT_SECONDS = 10.0
+# Seconds without a learner step after which a learner that waits obeys a signal.
+_IDLE_SECONDS = 1.0
 
 
 class RemoteCollectors(Collectors):
@@ -60,6 +71,7 @@ class RemoteCollectors(Collectors):
         publish_seconds: float,
         wait_seconds: float,
         log: Callable[[str], None],
+        stops: Callable[[], bool],
     ):
         """Registers with a workflow.
 
@@ -69,7 +81,10 @@ class RemoteCollectors(Collectors):
           publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
         """
+        self._stops, self._idle = stops, (-1, 0.0)  # learner steps when it was asked, and when
+        connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
         self._publish_seconds, self.wait_seconds, self._log = publish_seconds, wait_seconds, log
         self._env_steps = 0
@@ -77,6 +92,9 @@ class RemoteCollectors(Collectors):
         self._request = 0
         self._heard: dict[int, float] = {}  # time of each collector's last heartbeat
         self._lags: dict[int, int] = {}  # policy lag at each collector's last heartbeat
+        self._reading_heartbeats = threading.Lock()
+        self._unread: dict[str, list[Any]] = {}  # sampled reports by table
+        self._duplicates = Duplicates()  # of reports
         self._steps: Any = None  # the variable of the learner steps
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
         self._ending = threading.Event()
@@ -96,12 +114,23 @@ class RemoteCollectors(Collectors):
     def _learner_steps(self) -> int:
         return int(tf.convert_to_tensor(self._steps))
 
+    def _end_if_asked(self) -> None:
+        """Raises `WaitEndedError` if this process must end and no learner step is under way."""
+        if not self._stops():
+            return
+        steps = -1 if self._steps is None else self._learner_steps
+        if steps != self._idle[0]:
+            self._idle = steps, time.monotonic()
+        elif time.monotonic() - self._idle[1] > _IDLE_SECONDS:
+            raise WaitEndedError
+
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and takes the env steps of the run."""
         self._env_steps = int(state.metrics.env_steps)
         self._steps = state.metrics.learner["learner_steps"]
         if self._is_due():
-            self._publish(state.agent_state)
+            with contextlib.suppress(WaitEndedError):  # `play` raises it too, where a runner saves
+                self._publish(state.agent_state)
 
     def finish(self, state: State) -> None:
         """Tells the collectors that the run has ended; does not wait for them."""
@@ -143,15 +172,30 @@ class RemoteCollectors(Collectors):
     # Reports.
 
     def _reports(self, table: str) -> list[list[np.ndarray]]:
-        """Returns the collectors' reports since the last call, each once."""
-        client = self._variables.client
+        """Returns the collectors' reports since the last call, each once.
 
-        def read() -> list[list[np.ndarray]]:
-            size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
-            items = client.sample(table, size, emit_timesteps=False) if size else []
-            return [item.data for item in items]
+        If the server does not answer, the next call returns them.
+        """
+        with contextlib.suppress(ServerSilentError, reverb().errors.DeadlineExceededError):
+            self._variables.guard(
+                lambda: self._sample_reports(table), f"reading {table}", 2.0 * _ANSWER_SECONDS
+            )
+        return self._new_reports(table)
 
-        return self._variables.guard(read, f"reading {table}")
+    def _sample_reports(self, table: str) -> None:
+        """Samples all reports; waits for others if another client takes some meanwhile."""
+        client, unread = self._variables.client, self._unread.setdefault(table, [])
+        size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
+        if size:
+            for item in client.sample(table, size, emit_timesteps=False):
+                unread.append(item)
+
+    def _new_reports(self, table: str) -> list[list[np.ndarray]]:
+        """Returns the sampled reports; without repetitions of a server that was restored."""
+        unread = self._unread.get(table, [])
+        items = unread[:]
+        del unread[: len(items)]  # an abandoned call may append more
+        return [item.data for item in items if self._duplicates.is_new(item.info.key)]
 
     def _heartbeats(self) -> dict[str, np.float32]:
         """Returns the number of playing collectors, their policy lag, and the oldest heartbeat.
@@ -161,15 +205,19 @@ class RemoteCollectors(Collectors):
         if not self._leads:
             names = ("collectors", "heartbeat_age", "policy_lag")
             return dict.fromkeys(names, np.float32(0))
-        for _, learner_steps, task_id in self._reports(HEARTBEATS):
-            self._heard[int(task_id)] = time.monotonic()
-            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
+        with self._reading_heartbeats:
+            self._note_heartbeats(self._reports(HEARTBEATS))
         ages = [time.monotonic() - heard for heard in self._heard.values()]
         return {
             "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
             "heartbeat_age": np.float32(max(ages, default=0.0)),
             "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
         }
+
+    def _note_heartbeats(self, reports: list[list[np.ndarray]]) -> None:
+        for _, learner_steps, task_id in reports:
+            self._heard[int(task_id)] = time.monotonic()
+            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
 
     # Messages about waiting.
 
@@ -187,11 +235,22 @@ class RemoteCollectors(Collectors):
                 self._log(f"No progress for {time.monotonic() - since:.0f} s. {self._who()}")
 
     def _who(self) -> str:
-        """Describes the processes that the learner waits for, for the user."""
-        now = time.monotonic()
-        heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
+        """Describes the processes that the learner waits for, for the user; called in a thread."""
+        with contextlib.suppress(Exception):  # `_of_table` says that the server does not respond
+            self._look_at_heartbeats()
+        now, last = time.monotonic(), dict(self._heard)
+        heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(last.items())]
         said = f"Last reports: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
+
+    def _look_at_heartbeats(self) -> None:
+        """Reads the heartbeats while the main thread waits for experience."""
+        if self._reading_heartbeats.acquire(timeout=_ANSWER_SECONDS):
+            try:
+                self._sample_reports(HEARTBEATS)
+                self._note_heartbeats(self._new_reports(HEARTBEATS))
+            finally:
+                self._reading_heartbeats.release()
 
     def _of_table(self) -> str:
         """Describes the state of the table of experience, for the user."""
@@ -234,6 +293,7 @@ class ReplayCollectors(RemoteCollectors):
         publish_seconds: float = 0.2,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
+        stops: Callable[[], bool] = lambda: False,
     ):
         """Waits for the servers, then registers with a workflow.
 
@@ -246,6 +306,7 @@ class ReplayCollectors(RemoteCollectors):
           publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for the servers and for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
 
         Raises:
           UserError: For a workflow that cannot be distributed, a server that does not answer in
@@ -259,11 +320,12 @@ class ReplayCollectors(RemoteCollectors):
             Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
             for address in replay.addresses
         ]
+        for server in self._servers:
+            server.on_wait = self._end_if_asked
         self._table, self._block_size = replay.table().name, replay.block
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
         self._none: Nest = None  # statistics of zero observations
-        self._inserted = self._before = 0  # `_before`: env steps without an insert
         self._looked = -np.inf
         workflow.replay = replay
         super().__init__(
@@ -272,6 +334,7 @@ class ReplayCollectors(RemoteCollectors):
             publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
+            stops=stops,
         )
 
     def begin(self, state: State) -> None:
@@ -279,6 +342,7 @@ class ReplayCollectors(RemoteCollectors):
         buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
+        buffer.connection.on_wait = self._end_if_asked
         self._buffer = buffer
         super().begin(state)
         if self._normalizes and self._none is None:
@@ -304,7 +368,7 @@ class ReplayCollectors(RemoteCollectors):
     def _played(self, waits: bool) -> Collected:
         """Returns the experience since the last call; none in workers other than the chief."""
         deadline, steps = time.monotonic() + self.wait_seconds, 0
-        while self._leads and not (steps := self._new_steps()) and waits:
+        while self._leads and not (steps := self._new_steps()) and waits and not self._stops():
             if time.monotonic() > deadline:
                 self._refuse_wait("no new experience")
             time.sleep(_WAIT_SECONDS)
@@ -328,15 +392,23 @@ class ReplayCollectors(RemoteCollectors):
         """Returns the env steps written since the last count.
 
         A server restored from its last checkpoint has fewer inserts than before; env steps that
-        were counted stay counted.
+        were counted stay counted. The buffers keep the counts in the learner's checkpoints.
         """
+        shards = getattr(self._buffer, "shards", [self._buffer])
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             infos = [server.server_info()[self._table] for server in self._servers]
-            inserted = sum(x.rate_limiter_info.insert_stats.completed for x in infos)
-            self._inserted = inserted * self._block_size
+            inserted = [
+                self._block_size * info.rate_limiter_info.insert_stats.completed for info in infos
+            ]
             self._looked = time.monotonic()
-            self._before = max(self._before, self._env_steps - self._inserted)
-        return self._before + self._inserted - self._env_steps
+            if not any(shard.env_steps_counted + shard.env_steps_lost for shard in shards):
+                # Also after a checkpoint without counts.
+                shards[0].env_steps_lost = max(self._env_steps - sum(inserted), 0)
+            for shard, now in zip(shards, inserted, strict=True):
+                shard.env_steps_lost += max(shard.env_steps_counted - now, 0)
+                shard.env_steps_counted = now
+        counted = sum(shard.env_steps_counted + shard.env_steps_lost for shard in shards)
+        return int(counted - self._env_steps)
 
     def _ended(self) -> tuple[int, float, float]:
         """Returns the number of episodes ended since the last call, and their steps and rewards."""
@@ -377,6 +449,7 @@ class RolloutCollectors(RemoteCollectors):
         publish_seconds: float = 0.0,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
+        stops: Callable[[], bool] = lambda: False,
     ):
         """Waits for the server, then registers with a workflow.
 
@@ -391,6 +464,7 @@ class RolloutCollectors(RemoteCollectors):
             learner publishes for every batch.
           wait_seconds: Seconds to wait for the server and for experience.
           log: Takes lines for the user.
+          stops: Returns whether this process must end.
 
         Raises:
           UserError: For environments that the collectors do not divide, a server that does not
@@ -407,12 +481,14 @@ class RolloutCollectors(RemoteCollectors):
         self._leaves = list(struct.paths(self._form))
         check_rollouts(server, info, self._form, self._num_collectors)
         self._dropped = 0
+        self._sources: set[tuple[int, int]] = set()  # request and collector of a batch's rollouts
         super().__init__(
             workflow,
             connection,
             publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
+            stops=stops,
         )
 
     def begin(self, state: State) -> None:
@@ -475,7 +551,7 @@ class RolloutCollectors(RemoteCollectors):
         steps, deadline = self._learner_steps, time.monotonic() + self.wait_seconds
         rollouts: list[list[np.ndarray]] = []
         lags: list[int] = []
-        sources: set[tuple[int, int]] = set()  # request and collector of each rollout
+        self._sources = sources = set()
 
         def request_again() -> None:
             """After a restart, which may have lost the parameters or rollouts."""
@@ -505,6 +581,14 @@ class RolloutCollectors(RemoteCollectors):
             lags.append(lag)
         return rollouts, lags
 
+    def _who(self) -> str:
+        """Also names the collectors whose rollout is missing."""
+        answered = {task_id for request, task_id in set(self._sources) if request >= self._request}
+        missing = sorted(set(range(self._num_collectors)) - answered)
+        if not self._synchronous or self._group is not None or not missing:
+            return super()._who()
+        return f"No rollout of collectors {', '.join(map(str, missing))}. {super()._who()}"
+
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""
         return tf.nest.map_structure(  # type: ignore[no-any-return]
@@ -526,6 +610,7 @@ class RolloutCollectors(RemoteCollectors):
                 "waiting for rollouts",
                 timeout=max(deadline - time.monotonic(), 1.0),
                 on_reconnect=on_reconnect,
+                may_wait=True,
             )
         except ServerSilentError:
             self._refuse_wait("no new experience")

@@ -159,7 +159,7 @@ def _check_env_share(workflow: LearnerWorkflow, num_collectors: int) -> None:
     num_envs = workflow.env.num_envs
     if num_envs % num_collectors:
         raise UserError(
-            "--num_collectors",
+            "The number of collectors",
             expected=f"a divisor of the {num_envs} environments, which the collectors share",
             got=str(num_collectors),
             remedy=f"Bind make_env.num_envs to a multiple of {num_collectors}.",

@@ -14,6 +14,10 @@ from tfrl.workflows.run_state import State
 POLICY_VERSION = "policy_version"
 
 
+class WaitEndedError(Exception):
+    """A signal asks this process to end while it waits for other processes."""
+
+
 @struct.dataclass
 class Collected(struct.Struct):
     """The experience of all collectors since the last query.

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
@@ -27,6 +28,7 @@ from tfrl.nest_packing import HostPacker
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
 from tfrl.workflows.rollout_sources import RolloutSource
 from tfrl.workflows.run_state import State
@@ -80,6 +82,10 @@ class HostIterating(Iterating, Protocol):
     @property
     def acts_ahead(self) -> bool:
         """Whether the call runs in the background of the next rollout."""
+
+    @property
+    def worker_group(self) -> WorkerGroup | None:
+        """The processes of the strategy; None for one process."""
 
     @property
     def rollout_source(self) -> RolloutSource:
@@ -165,29 +171,41 @@ class HostRunner(Runner):
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
         rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
-        while done < iterations and env_steps < limit:
-            start = time.perf_counter()
-            inputs = self._inputs.popleft()
-            # Waits for the call that computes them.
-            acting = self.call_guarded(rest.acting_state, state, inputs)
-            if experience is not None:
-                experience.flush(inputs.outputs)
-            middle = time.perf_counter()
-            played, env_state, carry = play(acting, env_state, carry, inputs.play_key)
-            env_steps += source.env_steps(played)
-            if experience is not None:
-                experience.on_rollout(played)
-            end = time.perf_counter()
-            arguments = [*counts, *rest.tensors_of(played), inputs.learn_key, inputs.learner_steps]
-            outputs = self.call_guarded(self._call, form, rest, [*arguments, rows.sums])
-            counts, following, metrics, counters = outputs
-            self._inputs.append(following)
-            done += 1
-            rows.add(metrics, counters)
-            if not done % rows.length or done >= iterations or env_steps >= limit:
-                self.call_guarded(rows.end, rest.accumulator, len(rest.names))
-            playing += end - middle
-            other += middle - start + time.perf_counter() - end
+        try:
+            while done < iterations and env_steps < limit:
+                start = time.perf_counter()
+                inputs = self._inputs.popleft()
+                # Waits for the call that computes them.
+                acting = self.call_guarded(rest.acting_state, state, inputs)
+                if experience is not None:
+                    experience.flush(inputs.outputs)
+                middle = time.perf_counter()
+                played, env_state, carry = play(acting, env_state, carry, inputs.play_key)
+                env_steps += source.env_steps(played)
+                if experience is not None:
+                    experience.on_rollout(played)
+                end = time.perf_counter()
+                arguments = [
+                    *counts,
+                    *rest.tensors_of(played),
+                    inputs.learn_key,
+                    inputs.learner_steps,
+                ]
+                outputs = self.call_guarded(self._call, form, rest, [*arguments, rows.sums])
+                counts, following, metrics, counters = outputs
+                self._inputs.append(following)
+                done += 1
+                rows.add(metrics, counters)
+                if not done % rows.length:
+                    self.call_guarded(rows.end, rest.accumulator, len(rest.names))
+                playing += end - middle
+                other += middle - start + time.perf_counter() - end
+        except WaitEndedError:
+            if self._workflow.worker_group is not None:
+                raise  # the workers have done different numbers of iterations
+            self._inputs.clear()  # the call ends with the last iteration
+        if done % rows.length:
+            rows.end(rest.accumulator, len(rest.names))
         if self._executor is not None:
             self.call_guarded(wait_for, self._inputs[-1].learner_steps)
             self.call_guarded(self._executor.wait)
@@ -196,7 +214,8 @@ class HostRunner(Runner):
                 experience.flush(inputs.outputs)
             inputs.outputs = []
         state = leaves.with_carried(form, counts).replace(env_state=env_state, carry=carry)
-        self._of = (state.metrics.iterations, phase)
+        if self._inputs:
+            self._of = (state.metrics.iterations, phase)
         self._names[phase] = rest.names
         return state, len(rows.floats), rows.floats, rows.counters, (playing, other)
 

@@ -206,6 +206,9 @@ class TrainingLoop:
         try:
             while env_steps < self.options.total_env_steps and not self._stops():
                 state, env_steps, row = self._call(state, env_steps)
+                if not row:  # a signal came while it waited for collectors
+                    self._stop = "callback"
+                    break
                 state, evaluated = self._evaluate_if_due(state, row, env_steps)
                 self._film_if_due(state, row, env_steps)
                 # Rows first: a checkpoint promises that all rows before it are on disk.
@@ -260,6 +263,8 @@ class TrainingLoop:
         self._check_folder()
         rows = [dict(r) for r in done.rows]
         new_steps = self.workflow.env_steps(done.state)
+        if not rows:
+            return done.state, new_steps, rows
         seconds = done.seconds["call"]
         self._calls += 1
         if self._calls > 1:  # the first call compiles

@@ -107,7 +107,7 @@ class ReverbExperience:
 
         try:
             # A process cannot repeat an all-reduce over all processes alone.
-            return self.buffer.connection.guard(call, "sampling", again=not several)
+            return self.buffer.connection.guard(call, "sampling", again=not several, may_wait=True)
         except tf.errors.OpError as error:
             if STARVED not in str(error):
                 raise

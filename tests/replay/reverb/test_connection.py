@@ -166,7 +166,7 @@ def test_it_is_said_at_once_that_a_server_is_waited_for():
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost", "localhost:", ":1", "a:0", "a:65536", "a:b", None]
+    "address", ["localhost", "localhost:", ":1", "a:0", "a:65536", "a:b", "a:1,b:2", None]
 )
 def test_addresses(address):
     with pytest.raises(UserError) as error:

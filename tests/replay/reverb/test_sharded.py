@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
 import helpers
@@ -87,6 +89,23 @@ def test_priorities_come_home(sharded):
     (again,) = list(buffer.dataset(32, prefetch=0).skip(8).take(1))
     assert set(again.index.numpy()[:16]) == {chosen[0]}
     assert set(again.index.numpy()[16:]) == {chosen[1]}
+
+
+def test_a_distributed_dataset_is_infinite(sharded):
+    """A strategy of several workers rejects the batches of any other dataset."""
+    buffer, _, _ = sharded
+    made = []
+    strategy = SimpleNamespace(
+        num_replicas_in_sync=2,
+        distribute_datasets_from_function=lambda fn: made.append(
+            fn(tf.distribute.InputContext(num_input_pipelines=2, num_replicas_in_sync=2))
+        ),
+    )
+    buffer.distributed_dataset(strategy, 8)
+    assert made[0].cardinality() == tf.data.INFINITE_CARDINALITY
+    assert buffer._block == 4  # the rows of one replica
+    with pytest.raises(UserError, match="batch_size: expected a multiple of the 2 replicas, got 7"):
+        buffer.distributed_dataset(strategy, 7)
 
 
 def test_values_are_put_back(sharded):

@@ -32,6 +32,8 @@ _LEAST = 2.0**-24
 _SMALLEST = 1e-300  # Reverb never samples an item of priority 0.
 # Seconds between two checks of the tables' sizes.
 _LOOK_SECONDS = 2.0
+# Attributes of a buffer, and names of its values.
+_COUNTS = ("env_steps_counted", "env_steps_lost")
 
 
 def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
@@ -90,6 +92,9 @@ class ReverbBuffer(ReplayBuffer):
         twice because of outages of the server: all unconfirmed items, for each outage that the
         heartbeat has found. Other tables have no duplicates, since a resent item keeps its key and
         replaces the first. `duplicates_sampled` counts the duplicates that were sampled.
+      env_steps_counted: For the learner of a distributed run: env steps inserted at the server, as
+        of its last count.
+      env_steps_lost: Env steps that it counted and that a restored server no longer counts.
     """
 
     def __init__(self, replay: "ReverbReplay"):
@@ -101,6 +106,7 @@ class ReverbBuffer(ReplayBuffer):
         self._highest = {config.name: 1.0 for config in self.replay.table_configs}
         self._use(connection)
         self.possible_duplicates = 0
+        self.env_steps_counted = self.env_steps_lost = 0
         self._reconnections = self._created = 0
         self._sizes: dict[str, int] = {}
         self._looked = time.monotonic()
@@ -377,13 +383,8 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For a batch size that the replicas do not divide.
         """
-        if batch_size % strategy.num_replicas_in_sync:
-            wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
-            _refuse("batch_size", wanted, batch_size, "Give such a number.")
-        dataset = strategy.distribute_datasets_from_function(
-            lambda context: self.dataset(
-                context.get_per_replica_batch_size(batch_size), beta, table, **options
-            ).apply(_endless)  # else all processes would synchronize for each element
+        dataset = distribute(
+            strategy, batch_size, lambda size: self.dataset(size, beta, table, **options)
         )
         if self.replay.table(table).kind in ONCE:
             self._duplicates.add_dataset(dataset)
@@ -434,7 +435,7 @@ class ReverbBuffer(ReplayBuffer):
         }
         result["items_created"] = np.int64(self.items_created)
         result["possible_duplicates"] = np.int64(self.possible_duplicates)
-        return result
+        return {**result, **{name: np.int64(getattr(self, name)) for name in _COUNTS}}
 
     @property
     def new_priority(self) -> float:
@@ -456,6 +457,8 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For values of a buffer with other tables; nothing changes.
         """
+        # Earlier versions stored no counts of env steps.
+        values = {**dict.fromkeys(_COUNTS, 0), **values}
         if values.keys() != self.state_values().keys():
             remedy = "Create the buffer with the tables of the saved one."
             wanted = ", ".join(sorted(self.state_values()))
@@ -468,6 +471,7 @@ class ReverbBuffer(ReplayBuffer):
         written = self._writer.created if self._writer else 0
         self._created = int(values["items_created"]) - written
         self.possible_duplicates = int(values["possible_duplicates"])
+        self.env_steps_counted, self.env_steps_lost = (int(values[name]) for name in _COUNTS)
 
     def save(self, folder: str, tables: bool = True) -> None:
         """Writes the buffer to a folder; replaces an existing folder once all is written.
@@ -552,6 +556,31 @@ class ReverbBuffer(ReplayBuffer):
 
 
 _endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+
+
+def distribute(
+    strategy: tf.distribute.Strategy,
+    batch_size: int,
+    dataset: Callable[[int], tf.data.Dataset],
+) -> Any:
+    """Returns an infinite distributed dataset, with a separate stream for each worker.
+
+    Args:
+      strategy: The strategy.
+      batch_size: The global batch size; the replicas divide it evenly.
+      dataset: Returns a dataset of batches of a given size.
+
+    Raises:
+      UserError: For a batch size that the replicas do not divide.
+    """
+    if batch_size % strategy.num_replicas_in_sync:
+        wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
+        _refuse("batch_size", wanted, batch_size, "Give such a number.")
+    return strategy.distribute_datasets_from_function(
+        lambda context: dataset(context.get_per_replica_batch_size(batch_size)).apply(
+            _endless  # else all processes would synchronize for each element
+        )
+    )
 
 
 def _sampleable(info: Any, block_size: int) -> float:

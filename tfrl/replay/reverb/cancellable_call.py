@@ -54,6 +54,11 @@ def leave_behind(*things: Any) -> None:
         _left_behind.extend(things)
 
 
+def has_left_behind() -> bool:
+    """Returns whether the exit may wait for a server; use `end_process` then."""
+    return bool(_left_behind)
+
+
 def _bound_exit() -> None:
     """Ends this process with code 1 if its orderly exit takes too long.
 

@@ -251,6 +251,8 @@ class Connection:
     Attributes:
       address: `host:port`.
       client: The `reverb.Client`. Make calls that may block through `guard`.
+      on_wait: Called repeatedly while the server is lost, and in calls of `guard` with `may_wait`.
+        If it raises, the call is abandoned.
     """
 
     def __init__(
@@ -281,6 +283,7 @@ class Connection:
         checks.number("Connection's reconnect_seconds", reconnect_seconds, *bound, True)
         self.address = address
         self.client = reverb.Client(address)
+        self.on_wait: Callable[[], None] = lambda: None
         self._timeout, self._reconnect_seconds = timeout, reconnect_seconds
         await_server(address, self.client, timeout)
         self._callers = Callers()
@@ -323,6 +326,7 @@ class Connection:
           ServerLostError: The server is lost.
         """
         while self._heartbeat.lost and not self._heartbeat.given_up:
+            self.on_wait()
             self._heartbeat.wait_while_lost(_LOOK_SECONDS)
         if self._heartbeat.given_up:
             raise self._lost_error(what)
@@ -334,6 +338,7 @@ class Connection:
         timeout: float | None = None,
         again: bool = True,
         on_reconnect: Callable[[], None] | None = None,
+        may_wait: bool = False,
     ) -> T:
         """Calls a function that may block; a lost server raises an error.
 
@@ -348,6 +353,7 @@ class Connection:
           again: Whether a failed call may be repeated.
           on_reconnect: Called after each outage during the call, for example to send again what
             the server may have lost.
+          may_wait: Whether the call may wait for other processes, so that `on_wait` may end it.
 
         Returns:
           The result of `fn`.
@@ -367,6 +373,8 @@ class Connection:
                 while not call.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)):
                     if self._heartbeat.given_up:
                         raise self._lost_error(what)
+                    if may_wait or self._heartbeat.lost:
+                        self.on_wait()
                     if self._heartbeat.lost or self._heartbeat.busy:
                         began = time.monotonic()
                     elif on_reconnect is not None and self.reconnections != handled:

@@ -44,13 +44,22 @@ class Duplicates:
         """Counts the repeated keys of a batch, int64 `[N]`."""
         with self._lock:
             for key in index.numpy().tolist():
-                if key in self._known:
-                    self.count += 1
-                    continue
-                self._known.add(key)
-                self._order.append(key)
-                if len(self._order) > self._window:
-                    self._known.remove(self._order.popleft())
+                self._note(key)
+
+    def is_new(self, key: int) -> bool:
+        """Returns whether a key is not repeated; counts it otherwise."""
+        with self._lock:
+            return self._note(key)
+
+    def _note(self, key: int) -> bool:
+        if key in self._known:
+            self.count += 1
+            return False
+        self._known.add(key)
+        self._order.append(key)
+        if len(self._order) > self._window:
+            self._known.remove(self._order.popleft())
+        return True
 
     def add_dataset(self, dataset: Any) -> None:
         """Registers a dataset, distributed or not, of a table that returns each item once."""

@@ -161,7 +161,8 @@ def check_address(address: str) -> None:
       UserError: For any other form.
     """
     host, colon, port = str(address).rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not (host and colon and is_port) or "," in host:
         raise UserError(
             "The address of a Reverb server",
             expected="host:port, for example localhost:8000",

@@ -437,6 +437,7 @@ class LocalServer:
 
     lost = False
     reconnections = 0
+    on_wait: Callable[[], None]  # never called: items are of this process
 
     def __init__(self, replay: "ReverbReplay", restore_from: pathlib.Path | None = None):
         """Starts the server.
@@ -471,7 +472,12 @@ class LocalServer:
         """Returns at once."""
 
     def guard(
-        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+        self,
+        fn: Callable[[], T],
+        what: str,
+        timeout: float | None = None,
+        again: bool = True,
+        may_wait: bool = False,
     ) -> T:
         """Returns the result of `fn`; see `Connection.guard`.
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
-from tfrl.replay.reverb.buffer import ReverbBuffer
+from tfrl.replay.reverb.buffer import ReverbBuffer, distribute
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -115,11 +115,7 @@ class ShardedBuffer(ReplayBuffer):
         self, strategy: tf.distribute.Strategy, batch_size: int, *args: Any, **options: Any
     ) -> Any:
         """Returns a distributed dataset; see `ReverbBuffer.distributed_dataset`."""
-        return strategy.distribute_datasets_from_function(
-            lambda context: self.dataset(
-                context.get_per_replica_batch_size(batch_size), *args, **options
-            )
-        )
+        return distribute(strategy, batch_size, lambda size: self.dataset(size, *args, **options))
 
     def update_priorities(
         self, index: tf.Tensor, priorities: tf.Tensor, table: str | None = None
@@ -228,8 +224,23 @@ class Connections:
         for connection in self._all:
             connection.check(what)
 
+    @property
+    def on_wait(self) -> Callable[[], None]:
+        """See `Connection`."""
+        return self._all[0].on_wait  # type: ignore[no-any-return]
+
+    @on_wait.setter
+    def on_wait(self, fn: Callable[[], None]) -> None:
+        for connection in self._all:
+            connection.on_wait = fn
+
     def guard(
-        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+        self,
+        fn: Callable[[], T],
+        what: str,
+        timeout: float | None = None,
+        again: bool = True,
+        may_wait: bool = False,
     ) -> T:
         """Calls a function that may block; the loss of any server raises an error."""
 
@@ -237,7 +248,9 @@ class Connections:
             if not rest:
                 return fn()
             first, *others = rest
-            return first.guard(lambda: inner(others), what, timeout, again)  # type: ignore[no-any-return]
+            return first.guard(  # type: ignore[no-any-return]
+                lambda: inner(others), what, timeout, again, may_wait=may_wait
+            )
 
         return inner(self._all)
 
