@@ -84,7 +84,7 @@ def test_the_command_of_evolution_runs(tmp_path):
 @pytest.mark.slow
 def test_the_pendulum_command_runs(tmp_path):
     text = "".join(blocks("bash"))
-    (command,) = [shlex.split(c) for c in text.splitlines() if "tf_pendulum" in c]
+    (command,) = [shlex.split(c) for c in text.splitlines() if "ppo/tf_pendulum" in c]
     out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
     assert "Final return" in out
 
