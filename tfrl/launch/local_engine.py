@@ -320,7 +320,8 @@ class LocalEngine:
 
     def _show(self) -> None:
         """Prints a table of the processes; the learner's last line has the rates of the run."""
-        table = Table("role", "state", "restarts", "age (s)", "last line", box=None)
+        table = Table("role", "state", "restarts", "age (s)", box=None)
+        table.add_column("last line", no_wrap=True)
         for process in self.processes:
             age = process.seconds + time.monotonic() - process.started if process.started else 0.0
             cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
