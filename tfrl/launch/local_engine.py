@@ -151,6 +151,7 @@ class LocalEngine:
         """
         failed = 0
         termination.before_exit = self._kill_all
+        termination.last_saved = "The same command resumes."
         with termination.deferred():  # a second Ctrl-C raises SystemExit
             try:
                 try:
