@@ -225,7 +225,7 @@ def launcher(tmp_path, programs, say="say=lambda line: print(line, flush=True),"
     """A launcher in another process, with its signal handlers."""
     code = LAUNCHER.format(programs=programs, folder=str(tmp_path), say=say)
     words = [sys.executable, "-c", code]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def said_until(process, end):
@@ -243,6 +243,8 @@ def test_a_second_signal_kills_all(tmp_path, number):
     made.send_signal(number)
     assert made.wait(timeout=10) == 128 + number
     assert not alive(pid)
+    if number == signal.SIGTERM:
+        assert made.stderr.read() == "Stopped by a second SIGTERM. The same command resumes.\n"
 
 
 def test_a_signal_at_the_end_of_a_run_lets_it_end(tmp_path):

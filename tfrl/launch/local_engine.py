@@ -151,6 +151,7 @@ class LocalEngine:
         """
         failed = 0
         termination.before_exit = self._kill_all
+        termination.last_saved = "The same command resumes."
         with termination.deferred():  # a second Ctrl-C raises SystemExit
             try:
                 try:
@@ -320,7 +321,8 @@ class LocalEngine:
 
     def _show(self) -> None:
         """Prints a table of the processes; the learner's last line has the rates of the run."""
-        table = Table("role", "state", "restarts", "age (s)", "last line", box=None)
+        table = Table("role", "state", "restarts", "age (s)", box=None)
+        table.add_column("last line", no_wrap=True)
         for process in self.processes:
             age = process.seconds + time.monotonic() - process.started if process.started else 0.0
             cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
