@@ -537,6 +537,20 @@ def test_on_policy_has_one_server(monkeypatch):
                 connect()
 
 
+def test_a_collector_that_is_restarted_in_the_random_phase_plays_other_episodes():
+    server = ReverbServer(tables.make_tables(workflow(DQN), 1))
+    published = parameters.Published(tables.agent_form(workflow(DQN)), 0, 0, False)
+    keys = []
+    for env_steps in (0, 40):
+        now = dataclasses.replace(published, env_steps=env_steps)
+        parameters.publish(reverb().Client(server.address), now)
+        collector = ReplayCollector(workflow(DQN), server.address)
+        keys.append(collector._key.numpy().tolist())
+        collector.close()
+    assert keys[0] != keys[1]
+    server.stop()
+
+
 class Silent(Collectors):
     """Collectors that are not there."""
 
