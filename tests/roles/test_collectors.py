@@ -18,7 +18,7 @@ from tfrl.replay.reverb import connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import collector as collector_lib
-from tfrl.roles import parameters, remote_collectors, tables
+from tfrl.roles import parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
 from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
@@ -471,23 +471,24 @@ def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monke
 
 
 def test_no_progress_names_the_collectors_that_block(monkeypatch):
-    monkeypatch.setattr(remote_collectors, "_PATIENCE_SECONDS", 5.0)
     left = []
     monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))
-    job, learner, lines, asked = Job(PPO, 2), workflow(PPO), [], threading.Event()
-
-    def log(line):
-        lines.append(line)
-        asked.set()
-
+    job, learner, asked = Job(PPO, 2), workflow(PPO), threading.Event()
     collectors = RolloutCollectors(
-        learner, job.server.address, wait_seconds=30.0, stops=asked.is_set, log=log
+        learner, job.server.address, wait_seconds=60.0, stops=asked.is_set
     )
     state = learner.setup(0)
     job.threads.append(threading.Thread(target=job._play, args=(workflow(PPO), 0)))
     job.threads[0].start()  # the other does not come
-    learner.advance(state, 10_000)
-    assert "No rollout of collectors 1. Last reports: collector 0 " in lines[0]
+    learning = threading.Thread(target=learner.advance, args=(state, 10_000))
+    learning.start()
+    while not (said := collectors._who()).startswith("No rollout of collectors 1. "):
+        assert learning.is_alive(), said
+        time.sleep(0.1)
+    assert "Last reports: collector 0 " in said
+    asked.set()
+    learning.join(timeout=30.0)
+    assert not learning.is_alive()
     collectors.finish(state)
     job.join()
     learner.close()
@@ -535,6 +536,20 @@ def test_on_policy_has_one_server(monkeypatch):
         for connect in (lambda: learn.prepare(made, bool), lambda: collect._collector(made, "a:1")):
             with pytest.raises(UserError, match="--variable_server=localhost:2: expected no value"):
                 connect()
+
+
+def test_a_collector_that_is_restarted_in_the_random_phase_plays_other_episodes():
+    server = ReverbServer(tables.make_tables(workflow(DQN), 1))
+    published = parameters.Published(tables.agent_form(workflow(DQN)), 0, 0, False)
+    keys = []
+    for env_steps in (0, 40):
+        now = dataclasses.replace(published, env_steps=env_steps)
+        parameters.publish(reverb().Client(server.address), now)
+        collector = ReplayCollector(workflow(DQN), server.address)
+        keys.append(collector._key.numpy().tolist())
+        collector.close()
+    assert keys[0] != keys[1]
+    server.stop()
 
 
 class Silent(Collectors):

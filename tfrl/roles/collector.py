@@ -80,7 +80,8 @@ class Collector:
           task_id: The number of this collector, from 0.
           num_tasks: The number of collectors.
           seed: The run's seed. A collector's draws follow from it, from `task_id`, and from the
-            learner steps at its start: a restarted collector plays other episodes.
+            run's env steps at its start, as the learner has counted and published them: a
+            collector that is restarted after a publication plays other episodes.
           pull_seconds: Seconds between two reads of parameters, and between two reports.
           wait_seconds: Seconds to wait for other processes, at the start and when they are lost.
           log: Takes lines for the user.
@@ -98,7 +99,7 @@ class Collector:
             connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
         )
         self._report_seconds, self._told = pull_seconds, -np.inf
-        begun = self.parameters.newest().learner_steps
+        begun = self.parameters.newest().env_steps
         root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
         self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
         self.env_steps = self.episodes = 0

@@ -52,8 +52,9 @@ _ANSWER_SECONDS = 10
 _PATIENCE_SECONDS = 30.0
 # Seconds without a heartbeat after which a collector no longer counts as playing.
 _SILENT_SECONDS = 10.0
-# Seconds without a learner step after which a learner that waits obeys a signal.
-_IDLE_SECONDS = 1.0
+# Seconds without a learner step after which a learner that waits obeys a signal. Several workers
+# have more time for an end that all agree on, with a checkpoint.
+_IDLE_SECONDS, _IDLE_SECONDS_OF_WORKERS = 2.0, 8.0
 
 
 class RemoteCollectors(Collectors):
@@ -118,10 +119,11 @@ class RemoteCollectors(Collectors):
         """Raises `WaitEndedError` if this process must end and no learner step is under way."""
         if not self._stops():
             return
+        most = _IDLE_SECONDS if self._group is None else _IDLE_SECONDS_OF_WORKERS
         steps = -1 if self._steps is None else self._learner_steps
         if steps != self._idle[0]:
             self._idle = steps, time.monotonic()
-        elif time.monotonic() - self._idle[1] > _IDLE_SECONDS:
+        elif time.monotonic() - self._idle[1] > most:
             raise WaitEndedError
 
     def begin(self, state: State) -> None:
