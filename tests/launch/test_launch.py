@@ -410,7 +410,7 @@ DQN, PPO = "dqn/gymnasium_cartpole.gin", "ppo/tf_cartpole.gin"
     [
         (DQN, "--replay_servers=3", "batch_size: expected a multiple of 3"),
         (PPO, "--replay_servers=2", "num_servers: expected 1 for on-policy training"),
-        (PPO, "--collectors=3", "--num_collectors: expected a divisor of"),
+        (PPO, "--collectors=3", "The number of collectors: expected a divisor of"),
     ],
 )
 def test_jobs_that_cannot_run_are_refused(capsys, tmp_path, engine, file, flag, message):
