@@ -21,10 +21,11 @@ T = TypeVar("T")
 class ShardedBuffer(ReplayBuffer):
     """Several buffers of equal tables, each on a separate server, used as one.
 
-    Each environment's packed one-step items go to the servers in turn. Of other items, each episode
-    goes to one server, the next episode to the next. A batch has equally many items of each server,
-    sorted by server, so that `update_priorities` finds the server of an item. Importance weights
-    are computed for each server separately.
+    Each environment's packed one-step items go to the servers in turn. Other items of an
+    environment go to one server, so that all servers grow alike; if the servers do not divide the
+    environments, its next episode goes to the next server. A batch has equally many items of each
+    server, sorted by server, so that `update_priorities` finds the server of an item. Importance
+    weights are computed for each server separately.
 
     Attributes:
       replay: The factory of the whole buffer.
@@ -47,6 +48,9 @@ class ShardedBuffer(ReplayBuffer):
         # Whether each step may go to another server than the last: items have one step.
         single = all(config.n_step == 1 for config in replay.table_configs)
         self._by_step = single and bool(self.shards[0].replay.packed)
+        # Were servers to grow at different rates, a writer would wait until the learner samples from
+        # the largest, and the learner until the smallest grows.
+        self._by_episode = not self._by_step and replay.num_envs % len(self.shards) != 0
         # The server for the current episode, or the next step, of each environment.
         self._at = np.arange(replay.num_envs) % len(self.shards)
         self._block = 0  # rows of one replica's batch
@@ -64,8 +68,9 @@ class ShardedBuffer(ReplayBuffer):
     def add(self, trajectory: Trajectory) -> None:
         """Adds steps `[T, B, ...]`; see `ReverbBuffer.add`."""
         valid = np.asarray(trajectory.valid)
-        moves = valid  # steps after which the environment changes to the next server
-        if not self._by_step:
+        # Steps after which the environment changes to the next server.
+        moves = valid & self._by_step
+        if self._by_episode:
             ends = np.asarray(trajectory.termination) | np.asarray(trajectory.truncation)
             moves = ends & valid
         moved = np.cumsum(moves, axis=0)
