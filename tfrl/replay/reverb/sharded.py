@@ -48,8 +48,8 @@ class ShardedBuffer(ReplayBuffer):
         # Whether each step may go to another server than the last: items have one step.
         single = all(config.n_step == 1 for config in replay.table_configs)
         self._by_step = single and bool(self.shards[0].replay.packed)
-        # Were servers to grow at different rates, a writer would wait until the learner samples from
-        # the largest, and the learner until the smallest grows.
+        # If servers grew at different rates, a writer could wait until the learner samples from the
+        # largest, and the learner until the smallest grows.
         self._by_episode = not self._by_step and replay.num_envs % len(self.shards) != 0
         # The server for the current episode, or the next step, of each environment.
         self._at = np.arange(replay.num_envs) % len(self.shards)
