@@ -24,6 +24,8 @@ from tfrl.storage import files
 
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
+# Characters of a table beside the last lines of the processes.
+_TABLE_WIDTH = 60
 # Seconds between two tables of the processes.
 TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
@@ -322,11 +324,12 @@ class LocalEngine:
     def _show(self) -> None:
         """Prints a table of the processes; the learner's last line has the rates of the run."""
         table = Table("role", "state", "restarts", "age (s)", box=None)
-        table.add_column("last line", no_wrap=True)
+        table.add_column("last line", no_wrap=True)  # its cells fit: else it hides the others
+        room = max(self._console.width - _TABLE_WIDTH, 20)
         for process in self.processes:
             age = process.seconds + time.monotonic() - process.started if process.started else 0.0
             cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
-            last = Text(process.last_line[:80])
+            last = Text(process.last_line[:room])
             table.add_row(*cells, last, style=_COLOURS[process.role.kind])
         if self._say is None:
             with self._lock:
