@@ -47,6 +47,8 @@ _LEARNER_FLAGS = (
     "max_policy_lag",
 )
 _COLLECTOR_FLAGS = ("pull_seconds",)
+# Engines that print what other programs start.
+_RENDERED = ("kubernetes", "tpu_vm")
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
@@ -86,38 +88,9 @@ def main() -> int:
             remedy="Pass the same file as to bin/train.py.",
         )
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
-    if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):
-        raise UserError(
-            f"--learners={asked.learners}",
-            expected=f"1 with --engine={asked.engine}",
-            got=str(asked.learners),
-            remedy="--strategy=mirrored takes all GPUs of a machine, --strategy=tpu a whole slice; "
-            "--engine=local and kubernetes start several workers.",
-        )
-    if asked.learners > 1 and values.strategy not in ("auto", "multi_worker"):
-        raise UserError(
-            f"--strategy={values.strategy}",
-            expected=f"auto or multi_worker for the {asked.learners} workers of --learners",
-            got=values.strategy,
-            remedy="Leave it out: the workers share each update.",
-        )
-    local, renders = asked.engine == "local", asked.engine in ("kubernetes", "tpu_vm")
-    if values.if_exists != "resume" and renders:
-        raise UserError(
-            f"--if_exists={values.if_exists}",
-            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
-            "checkpoint",
-            got=values.if_exists,
-            remedy="Choose a --root_dir without a run.",
-        )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
-    if root.startswith("ram://"):
-        raise UserError(
-            f"--root_dir={root}",
-            expected="a folder that all processes share",
-            got="the memory of one process",
-            remedy="Choose a local folder or gs://bucket/folder.",
-        )
+    _check(values, asked, root)
+    local, renders = asked.engine == "local", asked.engine in _RENDERED
     options = JobOptions(
         gin_files=values.gin_file,
         gin_bindings=values.gin_bindings,
@@ -183,6 +156,49 @@ def main() -> int:
         gpu_kinds=[kind for kind in resources.KINDS if kind == LEARNER or "gpu" in where.of(kind)],
     )
     return engine.run(termination)
+
+
+def _check(values: common_flags.CommonFlags, asked: flags.FlagValues, root: str) -> None:
+    """Checks flags that do not go together.
+
+    Args:
+      values: The flags of every training.
+      asked: All flags.
+      root: The run folder.
+
+    Raises:
+      UserError: For such flags.
+    """
+    if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):
+        raise UserError(
+            f"--learners={asked.learners}",
+            expected=f"1 with --engine={asked.engine}",
+            got=str(asked.learners),
+            remedy="--strategy=mirrored takes all GPUs of a machine, --strategy=tpu a whole slice; "
+            "--engine=local and kubernetes start several workers.",
+        )
+    if asked.learners > 1 and values.strategy not in ("auto", "multi_worker"):
+        raise UserError(
+            f"--strategy={values.strategy}",
+            expected=f"auto or multi_worker for the {asked.learners} workers of --learners",
+            got=values.strategy,
+            remedy="Leave it out: the workers share each update.",
+        )
+    if values.if_exists != "resume" and asked.engine in _RENDERED:
+        raise UserError(
+            f"--if_exists={values.if_exists}",
+            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
+            "checkpoint",
+            got=values.if_exists,
+            remedy="Choose a --root_dir without a run.",
+        )
+    if root.startswith("ram://"):
+        raise UserError(
+            f"--root_dir={root}",
+            expected="a folder that all processes share",
+            got="the memory of one process",
+            remedy="Choose a local folder or gs://bucket/folder.",
+        )
 
 
 def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:

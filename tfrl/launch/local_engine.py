@@ -154,15 +154,11 @@ class LocalEngine:
         failed = 0
         termination.before_exit = self._kill_all
         termination.last_saved = "The same command resumes."
-        with termination.deferred():  # a second Ctrl-C raises SystemExit
-            try:
-                try:
-                    failed = self._supervise(termination)
-                finally:
-                    self._end()
-            finally:
-                self._kill_all()
-                self._show()
+        # A second Ctrl-C raises SystemExit. The last callback runs first, and each runs.
+        with termination.deferred(), contextlib.ExitStack() as at_end:
+            for last_first in (self._show, self._kill_all, self._end):
+                at_end.callback(last_first)
+            failed = self._supervise(termination)
         return failed
 
     def _supervise(self, termination: Termination) -> int:

@@ -196,7 +196,7 @@ class HostRunner(Runner):
                 self._inputs.append(following)
                 done += 1
                 rows.add(metrics, counters)
-                if not done % rows.length:
+                if not done % rows.length or done >= iterations or env_steps >= limit:
                     self.call_guarded(rows.end, rest.accumulator, len(rest.names))
                 playing += end - middle
                 other += middle - start + time.perf_counter() - end
@@ -204,8 +204,8 @@ class HostRunner(Runner):
             if self._workflow.worker_group is not None:
                 raise  # the workers have done different numbers of iterations
             self._inputs.clear()  # the call ends with the last iteration
-        if done % rows.length:
-            rows.end(rest.accumulator, len(rest.names))
+            if done % rows.length:
+                rows.end(rest.accumulator, len(rest.names))
         if self._executor is not None:
             self.call_guarded(wait_for, self._inputs[-1].learner_steps)
             self.call_guarded(self._executor.wait)
