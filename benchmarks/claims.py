@@ -202,6 +202,19 @@ CLAIMS = (
         seeds=3,
         tested=False,
     ),
+    *(
+        Claim(
+            f"td3/gymnasium_{task}.gin",
+            target,
+            variant="300k steps",
+            bindings=("train.total_env_steps = 300_000",),
+            note="the target is the mean of the authors' raw curves at 300k steps, "
+            "https://github.com/sfujim/TD3/tree/master/learning_curves",
+            seeds=3,
+            tested=False,
+        )
+        for task, target in (("half_cheetah", 7697), ("hopper", 2410))
+    ),
     Claim(
         "dqn/tf_breakout_minatar.gin",
         9,
