@@ -18,6 +18,7 @@ class Claim:
       one_seed: The target of a single seed, if seeds differ much; None for `target`.
       seeds: The number of seeds of the figure.
       tested: Whether `make test-slow` trains one seed of it.
+      peer: Whose figure the target is; the curves show it.
     """
 
     gin_file: str
@@ -29,6 +30,7 @@ class Claim:
     one_seed: float | None = None
     seeds: int = 5
     tested: bool = True
+    peer: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +108,7 @@ CLAIMS = (
         bindings=_gymnax_rules(1000),
         note="no sticky actions and at most 1000 steps, as in gymnax; for the target see below",
         one_seed=20,  # of five seeds the lowest ended at 29, the highest at 89
+        peer="gymnax-blines",
     ),
     *(
         Claim(
@@ -114,6 +117,7 @@ CLAIMS = (
             variant="gymnax's rules",
             bindings=_gymnax_rules(max_episode_steps),
             note="rules as for Breakout; the target is gymnax's figure, where it has one",
+            peer="gymnax",
             seeds=3,
             tested=False,
         )
@@ -129,6 +133,7 @@ CLAIMS = (
         28,
         note="needs the extra `jax`; the target is the return that gymnax gives for its PPO of "
         "gymnax-blines at 10M steps, https://github.com/RobertTLange/gymnax#readme",
+        peer="gymnax",
         one_seed=20,
         seeds=3,
         tested=False,
@@ -139,6 +144,7 @@ CLAIMS = (
         note="needs the extra `jax`; a plain JAX loop with equal settings reached 883.7, 1,242.1 "
         "and 828.9 with seeds 0 to 2, `python -m benchmarks.jax_learning --env=jax/brax:hopper "
         "--seeds=3`: 984.9, of which the target is the lower end of the 95% bootstrap interval",
+        peer="JAX loop",
         seeds=3,
         tested=False,
     ),
@@ -153,6 +159,7 @@ CLAIMS = (
             target,
             note="the target is TF-Agents' figure, "
             "https://github.com/tensorflow/agents/blob/master/tf_agents/examples/ppo/README.md",
+            peer="TF-Agents",
             tested=task == "half_cheetah",
         )
         for task, target in (("half_cheetah", 4239), ("hopper", 2530), ("walker2d", 2971))
@@ -210,6 +217,7 @@ CLAIMS = (
             bindings=("train.total_env_steps = 300_000",),
             note="the target is the mean of the authors' raw curves at 300k steps, "
             "https://github.com/sfujim/TD3/tree/master/learning_curves",
+            peer="TD3's authors",
             seeds=3,
             tested=False,
         )
@@ -225,6 +233,7 @@ CLAIMS = (
         "(https://github.com/kenjyoung/MinAtar/blob/master/img/learning_curves.gif); what compares "
         "with it are the runs' own training returns, 8.5, 8.3, 8.7, 8.1 and 6.5 (mean 8.0) over "
         "the last 50,000 frames, not the greedy ones of the table",
+        peer="MinAtar's paper",
         tested=False,
     ),
     Claim("evolution/open_es_tf_cartpole.gin", 475),
@@ -232,12 +241,14 @@ CLAIMS = (
         "evolution/ars_tf_cartpole.gin",
         500,
         note="budget, settings and figure of RL Baselines3 Zoo; see below",
+        peer="RL Zoo",
     ),
     Claim(
         "evolution/ars_tf_acrobot.gin",
         -82.884,
         note="budget and figure of RL Baselines3 Zoo, see below; population, noise and common "
         "random numbers were chosen by trials with other seeds",
+        peer="RL Zoo",
         one_seed=-90,
     ),
     Claim(
@@ -245,6 +256,7 @@ CLAIMS = (
         96.672,
         note="budget and figure of RL Baselines3 Zoo, see below; noise and elites were chosen by "
         "trials with other seeds",
+        peer="RL Zoo",
         one_seed=95,
     ),
     Claim("evolution/cma_es_tf_cartpole.gin", 475),

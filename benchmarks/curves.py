@@ -13,6 +13,8 @@ from tfrl.experiment.report import RunRecord
 Records = Mapping[Claim, Mapping[int, Mapping[str, Any]]]
 _FILE = re.compile(r"(\w*?)_?(?:tf|gymnasium|envpool)_\w+\.gin")
 _COLUMNS = 4
+_LOG_FROM = 30  # ratio of env steps in a panel from which their axis is logarithmic
+_MOST_INSIDE = 4  # entries of a legend inside its panel
 # Differences between light and dark pages.
 _INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
@@ -26,6 +28,12 @@ def task_of(claim: Claim) -> str:
     if isinstance(value, gin_files.Macro):
         value = found[value.name]
     return str(value)
+
+
+def panel_of(claim: Claim) -> str:
+    """Returns the panel of a claim: its task; strategies of evolution have their own panels."""
+    task = task_of(claim)
+    return f"{task}, evolution" if claim.gin_file.startswith("evolution/") else task
 
 
 def algorithm_of(claim: Claim) -> str:
@@ -64,12 +72,22 @@ def _table(path: pathlib.Path) -> list[tuple[float, float]]:
         return [(float(row[0]), float(row[-1])) for row in list(csv.reader(file))[1:]]
 
 
-def by_task(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[RunRecord]]]:
-    """Groups the existing records: `{task: {algorithm: runs}}`."""
+def by_panel(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[RunRecord]]]:
+    """Groups the existing records: `{panel: {algorithm: runs}}`."""
     found: dict[str, dict[str, list[RunRecord]]] = {}
     for claim, runs in records.items():
         if runs:
-            found.setdefault(task_of(claim), {})[algorithm_of(claim)] = runs_of(claim, runs, root)
+            found.setdefault(panel_of(claim), {})[algorithm_of(claim)] = runs_of(claim, runs, root)
+    return found
+
+
+def peers_of(records: Records) -> dict[str, dict[str, float]]:
+    """Returns the targets that are another library's figures: `{panel: {label: return}}`."""
+    found: dict[str, dict[str, float]] = {}
+    for claim, runs in records.items():
+        if runs and claim.peer and claim.target is not None:
+            label = f"{claim.peer}: {claim.target:,g}"
+            found.setdefault(panel_of(claim), {})[label] = claim.target
     return found
 
 
@@ -85,6 +103,8 @@ def without_curves(records: Records, root: pathlib.Path) -> list[str]:
 def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
     """Draws `curves_light.svg` and `curves_dark.svg` into the folder of the records.
 
+    Dotted lines are the figures of other libraries.
+
     Args:
       records: By claim and seed.
       root: The folder of the records.
@@ -93,12 +113,14 @@ def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
       The figures; empty without records.
     """
     import matplotlib
+    from cycler import cycler
     from matplotlib.figure import Figure
 
-    tasks = by_task(records, root)
-    if not tasks:
+    panels, peers = by_panel(records, root), peers_of(records)
+    if not panels:
         return []
-    rows = -(-len(tasks) // _COLUMNS)
+    rows = -(-len(panels) // _COLUMNS)
+    ten = matplotlib.rcParams["axes.prop_cycle"]
     paths = []
     for theme, ink in _INK.items():
         colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -106,18 +128,39 @@ def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
             **dict.fromkeys(colors, ink),
             **{"axes.facecolor": "none", "legend.facecolor": "none", "legend.framealpha": 0.0},
             **{"svg.fonttype": "none", "svg.hashsalt": "curves"},  # the same for the same records
+            "axes.prop_cycle": cycler(linestyle=["-", "--"]) * ten,  # 20 different lines
         }
         with matplotlib.rc_context(style):
-            figure = Figure(figsize=(4 * _COLUMNS, 3.2 * rows), layout="constrained")
-            for place, (task, by_group) in enumerate(tasks.items(), 1):
+            figure = Figure(figsize=(4 * _COLUMNS, 3.8 * rows), layout="constrained")
+            for place, (panel, by_group) in enumerate(panels.items(), 1):
                 axes = figure.add_subplot(rows, _COLUMNS, place)
                 comparison.draw_returns(axes, by_group)
-                axes.set_title(task)
-                axes.set_xlabel("env steps")
-                axes.set_xscale("log")
-                axes.xaxis.set_minor_formatter("")
-                axes.grid(alpha=0.2)
-                axes.legend(fontsize="x-small")
+                for label, figure_of_peer in peers.get(panel, {}).items():
+                    axes.axhline(figure_of_peer, color=ink, ls=":", lw=1.2, label=label)
+                axes.set_title(panel)
+                _finish(axes)
             paths.append(root / f"curves_{theme}.svg")
             figure.savefig(paths[-1], transparent=True, metadata={"Date": None})
     return paths
+
+
+def _finish(axes: Any) -> None:
+    """Scales the axis of env steps, and places the legend."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("env steps")
+    low, high = axes.dataLim.intervalx
+    if low > 0 and high / low > _LOG_FROM:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")
+    else:
+        axes.set_xlim(0, 1.03 * high)
+        axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.2)
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > _MOST_INSIDE:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 3}
+        axes.legend(handles, labels, fontsize="xx-small", **below)
+    else:
+        axes.legend(handles, labels, fontsize="x-small")

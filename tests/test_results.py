@@ -166,7 +166,7 @@ def test_a_claim_without_a_target(root):
 def test_curves_by_task_in_light_and_dark(tmp_path):
     pytest.importorskip("matplotlib")
     files = ("evolution/ars_tf_cartpole.gin", "ppo/tf_cartpole.gin", "ppo/envpool_pong.gin")
-    ars, ppo, pong = (Claim(file, 0) for file in files)
+    ars, ppo, pong = (Claim(file, -1, peer="Zoo") for file in files)
     given = [[[100, 1.0], [200, 3.0]], [[100, 5.0], [200, 5.0], [300, 9.0]]]
     records = {
         ars: {s: {"curve": c, "eval_return_mean": 9.0} for s, c in enumerate(given)},
@@ -175,18 +175,20 @@ def test_curves_by_task_in_light_and_dark(tmp_path):
     }
     (tmp_path / pong.folder).mkdir()
     (tmp_path / pong.folder / "curve.csv").write_text("env_steps,episodes,return\n9,1,-20\n99,2,1")
-    found = curves.by_task(records, tmp_path)
-    assert {task: list(lines) for task, lines in found.items()} == {
-        "tf:CartPole-v1": ["ars", "ppo"], "envpool:Pong-v5": ["ppo"],
+    found = curves.by_panel(records, tmp_path)
+    searches = "tf:CartPole-v1, evolution"
+    assert {panel: list(lines) for panel, lines in found.items()} == {
+        searches: ["ars"], "tf:CartPole-v1": ["ppo"], "envpool:Pong-v5": ["ppo"],
     }  # fmt: skip
-    axis, mean, low, high = comparison.mean_curve(found["tf:CartPole-v1"]["ars"])
+    assert curves.peers_of(records)[searches] == {"Zoo: -1": -1}
+    axis, mean, low, high = comparison.mean_curve(found[searches]["ars"])
     assert (axis[0], axis[-1], mean[0], mean[-1]) == (100, 200, 3.0, 4.0)
     assert (low[0], high[0]) == (1.0, 5.0)
     assert found["envpool:Pong-v5"]["ppo"][0].column("eval_return_mean")[1].tolist() == [-20, 1]
     assert curves.without_curves(records, tmp_path) == ["ppo/tf_cartpole"]
     light, dark = curves.draw(records, tmp_path)
     before = light.read_bytes()
-    assert b"ppo (1)" in before and before != dark.read_bytes()
+    assert b"ppo (1)" in before and b"Zoo: -1" in before and before != dark.read_bytes()
     assert curves.draw(records, tmp_path)[0].read_bytes() == before
 
 
