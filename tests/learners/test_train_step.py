@@ -35,6 +35,30 @@ def test_gradients_of_a_sum_are_ones_for_the_named_groups_only():
     assert float(found.metrics["mean_x"]) == 1.0
 
 
+@pytest.mark.parametrize("of_another", [Learner.clone, Learner.form], ids=["clone", "form"])
+def test_the_variables_of_the_given_state_change(of_another):
+    learner = built({"a": SumAgent()})
+    state = learner.learner_state
+    before, other = struct.values(state), learner.clone()
+    kept = struct.values(other.learner_state)
+    trainer = of_another(learner) if of_another is Learner.form else other
+    trainer.fit(state, {"a": ROWS}, key=KEY, timesteps=tf.constant(0, tf.int64))
+    train_step(trainer, state, {"a": ROWS}, KEY)
+    assert int(state.counters["learner_steps"]) == 2
+    moved = struct.paths(state.agent_state)
+    assert any(np.any(x != moved[p]) for p, x in struct.paths(before.agent_state).items())
+    for path, value in struct.paths(struct.values(other.learner_state)).items():
+        np.testing.assert_array_equal(value, struct.paths(kept)[path], err_msg=path)
+
+
+def test_a_state_of_tensors_and_variables_is_an_error():
+    learner = built({"a": SumAgent()})
+    state = learner.learner_state
+    mixed = state.replace(agent_state=struct.values(state.agent_state))
+    with pytest.raises(UserError, match="a learner's state: expected tensors or tf.Variables, got"):
+        train_step(learner, mixed, {"a": ROWS}, KEY)
+
+
 @pytest.mark.parametrize("jit", [None, False, True])
 def test_a_state_of_tensors_is_returned_anew_and_variables_change(jit):
     learner = built({"a": SumAgent(), "b": RegressionAgent()}, grad_clip=None)

@@ -1,11 +1,11 @@
-"""The tape, and clipping against NumPy."""
+"""Clipping against NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.learning.gradients import clip_gradients, gradients_of
+from tfrl.learning.gradients import clip_gradients
 
 GRADIENTS = [np.array([3.0, -4.0], np.float32), np.array([[12.0]], np.float32)]  # norms 5, 12; 13
 
@@ -40,12 +40,3 @@ def test_clipping_zeros_gives_zeros():
 def test_unknown_clip_kind():
     with pytest.raises(UserError, match="grad_clip_by: expected one of global_norm, norm, value"):
         clip_gradients(as_tensors(), 1.0, "length")
-
-
-def test_what_is_made_of_the_losses_is_differentiated_too():
-    x, y = tf.Variable(3.0), tf.Variable(5.0)
-    gradients, loss, rest = gradients_of(
-        lambda: (x * x * y, "rest"), [x], lambda loss, tape: tape.gradient(2.0 * loss, [x, y])
-    )
-    assert [float(gradients[0]), gradients[1]] == [60.0, None]  # y is not watched
-    assert float(loss) == 45.0 and rest == "rest"

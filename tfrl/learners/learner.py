@@ -50,7 +50,7 @@ from tfrl.learners.parameters import (
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
 from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
-from tfrl.learning.gradients import clip_gradients_dict, differentiate
+from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
@@ -566,8 +566,10 @@ class Learner:
         losses = [x for m, x in loss_per_module.items() if m != ALL_MODULES]
         losses = losses or [loss_per_module[ALL_MODULES]]
         total = losses[0] if len(losses) == 1 else tf.add_n(losses)
-        gradients = differentiate(gradient_tape, total, list(params.values()))
-        return dict(zip(params, gradients, strict=True))
+        gradients = gradient_tape.gradient(
+            total, list(params.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return {ref: tf.convert_to_tensor(g) for ref, g in zip(params, gradients, strict=True)}
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
         """Returns the gradients to apply, from their sum over the replicas.
@@ -727,8 +729,8 @@ class Learner:
     ) -> tuple[LearnerState, Results]:
         """Trains on a batch, over epochs and minibatches; by default one step.
 
-        Pure if the leaves of the state are tensors. This learner's variables are changed in place,
-        and the hooks around the gradient steps run.
+        Pure if the leaves of the state are tensors; variables, of this learner or of another of
+        equal structure, are changed in place. The hooks around the gradient steps run.
 
         Args:
           state: A state like `learner_state`.
@@ -753,11 +755,13 @@ class Learner:
         Raises:
           UserError: For a state of tensors if the update is not pure: with Keras optimizers, a
             module that trains itself, or a subclass that overrides hooks which change variables.
+            For a state of both tensors and variables.
         """
         self._check_built("fit")
         batches = planning.batches_to_train(self, batch)
         if not batches:
             return state.with_counter("env_steps", timesteps), {}
+        learner = self.for_state(state)
         plan = planning.plan_of_replica(
             self,
             batches,
@@ -776,8 +780,28 @@ class Learner:
         # The losses must not share keys with the permutations.
         indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
         return train(
-            self, state, batches, planning.as_minibatches(plan, indices), key, timesteps, jit=jit
+            learner, state, batches, planning.as_minibatches(plan, indices), key, timesteps, jit=jit
         )
+
+    def for_state(self, state: LearnerState) -> Self:
+        """Returns this learner, over the variables of a state if it has others.
+
+        Raises:
+          UserError: For a state of tensors if a train step would change variables, and for a state
+            of both.
+        """
+        variables = [isinstance(x, tf.Variable) for x in tf.nest.flatten(state)]
+        if not any(variables):
+            self.check_pure()
+            return self
+        if not all(variables):
+            raise UserError(
+                "a learner's state",
+                expected="tensors or tf.Variables",
+                got=f"{sum(variables)} variables and {variables.count(False)} tensors",
+                remedy="Pass learner.learner_state, or a copy of it by tfrl.struct.values.",
+            )
+        return self if state.counters["learner_steps"] is self.learner_steps else self.over(state)
 
     def replaced_in_place(self) -> list[str]:
         """The names of overridden hooks that change variables."""

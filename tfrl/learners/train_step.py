@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import ExternalUpdate, Update
+from tfrl.agents.core import PARAM_UPDATES, ExternalUpdate, Update
 from tfrl.learners import traced_metrics
 from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
@@ -35,7 +35,6 @@ from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.parameters import ParamDict, ParameterTable
 from tfrl.learners.state_changes import stepped, with_param_updates
 from tfrl.learning import leaves
-from tfrl.learning.gradients import gradients_of, split_metrics
 from tfrl.types import Nest
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def train_step(
 ) -> tuple[LearnerState, StepMetrics]:
     """Takes one gradient step of each module on a batch, with its updates in order.
 
-    Pure if the leaves of the state are tensors; if they are the learner's variables, it changes
-    these in place.
+    Pure if the leaves of the state are tensors; variables, of this learner or of another of equal
+    structure, are changed in place.
     `Learner.fit` runs train steps over epochs and minibatches, with schedules, target networks and
     hooks.
 
@@ -141,8 +140,7 @@ def train_step(
       UserError: For a state of tensors if a step is not pure: with Keras optimizers, a module that
         trains itself, or a subclass that overrides hooks which change variables.
     """
-    if not leaves.in_place(state):
-        learner.check_pure()
+    learner = learner.for_state(state)
     step = _TrainStep(learner, list(batch), jit=jit)
 
     def prepare(batch: dict[str, Nest], key: tf.Tensor) -> Minibatch:
@@ -499,41 +497,28 @@ class _TrainStep:
         self, k: int, updates: dict[str, Update], values: list[tf.Tensor], minibatch: Minibatch
     ) -> Any:
         """Gradients of the sum of the losses at `values`; pure."""
-        places = self._trained_places(updates)
-        states = self._table.states(values)
+        learner, states = self._learner, self._table.states(values)
+        states = {m: states[m] for m in updates}
         keys = self._keys(k, updates, minibatch.key)
+        named = {self._table.variables[i].ref(): values[i] for i in self._trained_places(updates)}
 
         def losses_of(rows: dict[str, Nest]) -> dict[str, Any]:
-            own = {m: states[m] for m in updates}
-            return self._learner.compute_losses(updates=updates, states=own, batch=rows, keys=keys)
+            return learner.compute_losses(updates=updates, states=states, batch=rows, keys=keys)
 
-        def weighted_losses() -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
+        with (
+            learner.metrics.tracing() as logged,
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
+            tape.watch(list(named.values()))
             reported = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
             check_ids(reported, updates)
             reported = {m: scalar_loss(f"module {m!r}", x) for m, x in reported.items()}
             losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in reported.items()}
-            return losses, reported
-
-        named = {self._table.variables[i].ref(): values[i] for i in places}
-
-        def differentiate(losses: dict[str, tf.Tensor], tape: tf.GradientTape) -> ParamDict:
-            gated_losses = {
-                m: tf.where(minibatch.active[m], x, tf.stop_gradient(x))
-                if m in minibatch.active
-                else x
-                for m, x in losses.items()
-            }
-            total = list(gated_losses.values())
-            gated_losses[ALL_MODULES] = total[0] if len(total) == 1 else tf.add_n(total)
-            return self._learner.compute_gradients(gated_losses, tape, named)
-
-        with self._learner.metrics.tracing() as logged:
-            gradients, losses, returned = gradients_of(
-                weighted_losses, list(named.values()), differentiate
-            )
+            gradients = learner.compute_gradients(_with_sum(losses, minibatch), tape, named)
         metrics, param_updates = {}, {}
-        for m, (_, reported) in returned.items():
-            scalars, changes = split_metrics(reported)
+        for m, (_, returned) in reported.items():
+            scalars = dict(returned)
+            changes = scalars.pop(PARAM_UPDATES, {})
             check_scalars(m, scalars)
             metrics[m] = {
                 n: self._weighted(m, tf.cast(x, tf.float32), minibatch) for n, x in scalars.items()
@@ -578,3 +563,12 @@ def _all(conditions: list[tf.Tensor]) -> tf.Tensor:
 
 def _any(conditions: list[tf.Tensor]) -> tf.Tensor:
     return functools.reduce(operator.or_, conditions)
+
+
+def _with_sum(losses: dict[str, tf.Tensor], minibatch: Minibatch) -> dict[str, tf.Tensor]:
+    """The losses to differentiate, and their sum; those of inactive modules are constants."""
+    losses = dict(losses)
+    for m, active in minibatch.active.items():
+        losses[m] = tf.where(active, losses[m], tf.stop_gradient(losses[m]))
+    total = list(losses.values())
+    return {**losses, ALL_MODULES: total[0] if len(total) == 1 else tf.add_n(total)}

@@ -1,55 +1,12 @@
-"""Gradients of losses, and their clipping, with the library's only gradient tape."""
+"""Clipping of gradients."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError
 
 ClipBy = Literal["global_norm", "norm", "value"]
-L = TypeVar("L")
-R = TypeVar("R")
-G = TypeVar("G")
-
-
-def gradients_of(
-    losses_of: Callable[[], tuple[L, R]],
-    trained: Sequence[Any],
-    differentiate: Callable[[L, tf.GradientTape], G],
-) -> tuple[G, L, R]:
-    """Runs losses under a tape and differentiates them.
-
-    Args:
-      losses_of: Returns the loss, or a nest of losses, and other results.
-      trained: Tensors or tf.Variables to differentiate by; nothing else is watched.
-      differentiate: Called with the losses and the tape, under the tape, so its own operations are
-        differentiated too.
-
-    Returns:
-      The results of `differentiate` and `losses_of`: gradients, losses, other results.
-    """
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(list(trained))
-        losses, rest = losses_of()
-        gradients = differentiate(losses, tape)
-    return gradients, losses, rest
-
-
-def differentiate(tape: tf.GradientTape, loss: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns d loss / d value for each value, zeros if the loss does not depend on it."""
-    zero = tf.UnconnectedGradients.ZERO
-    return [
-        tf.convert_to_tensor(g) for g in tape.gradient(loss, values, unconnected_gradients=zero)
-    ]
-
-
-def split_metrics(metrics: dict[str, Any]) -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
-    """Splits a loss' metrics into scalars and updates of untrained parameters."""
-    metrics = dict(metrics)
-    updates = metrics.pop(PARAM_UPDATES, {})
-    return metrics, updates
 
 
 def clip_gradients_dict(
