@@ -71,6 +71,18 @@ def test_a_buffer_in_variables_is_copied_saved_and_restored(env, tmp_path):
     assert workflow.step(restored)[0] == row
 
 
+def test_a_step_consumes_a_state_of_variables(env, tmp_path):
+    workflow = Collecting(env, capacity=64)
+    first = workflow.setup(0)
+    _, state = workflow.step(first)
+    for use in (workflow.step, workflow.snapshot, lambda s: workflow.save(s, tmp_path)):
+        with pytest.raises(UserError, match="the newest state of its run, of iteration 1"):
+            use(first)
+    copy = workflow.snapshot(state)
+    _, state = workflow.step(state)
+    assert workflow.step(copy)[0]["iterations"] == workflow.step(state)[0]["iterations"] - 1 == 2
+
+
 def test_environments_on_the_host_begin_new_episodes_after_a_restore(tmp_path):
     workflow = Collecting(tfrl.make_env("gymnasium:CartPole-v1", num_envs=2))
     _, state = workflow.step(workflow.setup(0))

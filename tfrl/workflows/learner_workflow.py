@@ -49,7 +49,6 @@ from tfrl.workflows.checks import (
     check_episodes,
     check_evaluator,
     check_fit,
-    check_newest,
     check_resets,
     check_whole,
     make_agent,
@@ -369,11 +368,6 @@ class LearnerWorkflow(Workflow):
             self.ready(state)
         return run_stages
 
-    def _note_iterations(self, state: State) -> None:
-        runner = self._runner_of(state)
-        if runner is not None:
-            runner.iterations = int(state.metrics.iterations)
-
     @property
     def learner(self) -> Learner:
         """The learner without variables; `learner_of` binds it to a state."""
@@ -668,11 +662,9 @@ class LearnerWorkflow(Workflow):
           UserError: For a state that a later step has consumed.
         """
         checks.instance("the state given to the workflow", state, State, "a state from `setup`")
-        runner = self._runner_of(state)
-        if runner is None:
+        if self._runner_of(state) is None:
             return self.copied(state, None)
-        check_newest(int(state.metrics.iterations), runner.iterations)
-        return state
+        return super().ready(state)
 
     def copied(self, state: State, runner: Runner | None) -> State:
         """Returns a copy of a state in variables of its own.
@@ -943,7 +935,7 @@ class LearnerWorkflow(Workflow):
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = load_progress(self, self.ready(state), values, environments)
         load_learner(self, state, values)
-        self.runner(state).iterations = int(state.metrics.iterations)
+        self._note_iterations(state)
         return state
 
 
