@@ -14,6 +14,7 @@ from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
 from tfrl.traces import logic_key
+from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 LENGTH = 4
 
@@ -115,6 +116,46 @@ def test_equal_keras_optimizers_are_equal_logic():
     assert one == two != logic_key(ModuleConfig(optimizer=make(beta_1=0.5)))
     one, two = (logic_key(ModuleConfig(optimizer={"ppo": make()})) for _ in range(2))
     assert one == two
+
+
+class Plain(LearnerWorkflow):
+    """The methods that a workflow over a learner must define."""
+
+    def __init__(self, env, agent):
+        given = dict.fromkeys(("optimizer", "evaluator", "eval_env", "learner_config", "strategy"))
+        super().__init__(
+            env=env,
+            agent=agent,
+            rollout_length=LENGTH,
+            default_config=ModuleConfig(),
+            check_numerics="raise",
+            eval_episodes=2,
+            compile="auto",
+            iterations_per_call=None,
+            **given,
+        )
+        self._complete()
+
+    def iterate(self, state, key):
+        out = self.play(state, key)
+        metrics, state = self.fit(state, out.batch, key, state.metrics.env_steps)
+        return self.finished(self.with_normalizer(state, out.normalizer), out, metrics)
+
+    def make_batch(self, agent_state, trajectory):
+        return self.agent.learner_batch(agent_state, trajectory)
+
+
+@pytest.mark.parametrize("suite", ["tf", "gymnasium"])
+def test_a_workflow_over_a_learner_defines_two_methods(suite):
+    assert LearnerWorkflow.__abstractmethods__ == {"iterate", "make_batch"}
+    workflow = Plain(tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2), tfrl.A2C)
+    state = workflow.advance(workflow.setup(0), 2).state
+    row, state = workflow.step(state)
+    assert (row["iterations"], row["learner_steps"]) == (3, 3)
+    assert workflow.describe().endswith(f"x {LENGTH} steps")
+    with pytest.raises(UserError, match="Plain.after_rollout: expected an override, for rollouts"):
+        workflow.after_rollout(state, None, None, ())
+    workflow.close()
 
 
 class OwnIterate(tfrl.OnPolicyWorkflow):

@@ -86,9 +86,9 @@ STAGES = ("rollout", "update", "evaluation", "loop")
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments.
 
-    A subclass defines an iteration (`iterate`), how a trajectory becomes a batch (`make_batch`) and
-    how the learner trains on it (`update_options`, `update`). All hooks except the setup hooks are
-    traced.
+    A subclass defines an iteration (`iterate`) and how a trajectory becomes a batch (`make_batch`);
+    `update_options` and `update` say how the learner trains on it. All hooks except the setup hooks
+    are traced. The subclass' constructor ends with `_complete`.
 
     One learner serves all states: `learner_of` returns it over the variables of a state. Each state
     has a `Runner`, which keeps the compiled functions.
@@ -183,9 +183,8 @@ class LearnerWorkflow(Workflow):
         # Under SAME_STEP every row is a real step.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
-    @abc.abstractmethod
     def _check_agent(self, learner_config: ModuleConfig | None) -> None:
-        """Raises a UserError for an agent that this workflow does not train."""
+        """Raises a UserError for an agent that this workflow does not train; accepts all here."""
 
     def _complete(self) -> None:
         """Ends a constructor, once all sizes are known."""
@@ -514,9 +513,9 @@ class LearnerWorkflow(Workflow):
         """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 
     @property
-    @abc.abstractmethod
     def update_options(self) -> dict[str, Any]:
-        """Arguments of `Learner.update`: epochs, minibatches, shuffling."""
+        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
+        return {}
 
     def update(
         self,
@@ -748,11 +747,20 @@ class LearnerWorkflow(Workflow):
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
 
-    @abc.abstractmethod
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Everything after a rollout on the host, see `host_runner.HostIterating`."""
+        """Everything after a rollout on the host, see `host_runner.HostIterating`.
+
+        Raises:
+          UserError: Here; a workflow that overrides `iterate` does not need it.
+        """
+        raise UserError(
+            f"{type(self).__name__}.after_rollout",
+            expected="an override, for rollouts in Python",
+            got="none",
+            remedy="Override `iterate`, or derive from OnPolicyWorkflow or OffPolicyWorkflow.",
+        )
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -812,15 +820,16 @@ class LearnerWorkflow(Workflow):
         env = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
+        updates = self.describe_updates()
         return (
             f"{name_of(self.agent)} on {task}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
-            f"{self.rollout_length} steps, {self.describe_updates()}"
+            f"{self.rollout_length} steps{f', {updates}' if updates else ''}"
         )
 
-    @abc.abstractmethod
     def describe_updates(self) -> str:
-        """Returns a short description of the updates."""
+        """Returns a short description of the updates, empty by default."""
+        return ""
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes for runs that are set up from now on."""
@@ -906,9 +915,12 @@ class LearnerWorkflow(Workflow):
             steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 
-    @abc.abstractmethod
     def trial_batch(self, state: State) -> Nest:
-        """Returns a batch to time the update on; making it must change nothing."""
+        """Returns a batch to time the update on, that of a rollout; making it changes nothing."""
+        if not self.loops_on_host:
+            return self.play(state, state.key).batch
+        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
+        return self.compiled_process_rollout(agent_state, blank).batch
 
     # What a checkpoint holds.
 

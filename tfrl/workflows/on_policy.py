@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import seeding
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.evaluation.evaluator import Evaluator
@@ -161,13 +161,6 @@ class OnPolicyWorkflow(LearnerWorkflow):
         """See `LearnerWorkflow.after_rollout`; returns no host outputs."""
         metrics, state = self.learn_from(state, self.rollout_source.result(state, played), key)
         return metrics, state, []
-
-    def trial_batch(self, state: State) -> Nest:
-        """Returns the batch of a rollout to time the update on."""
-        if not self.loops_on_host:
-            return self.play(state, state.key).batch
-        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
-        return self.compiled_process_rollout(agent_state, blank).batch
 
     # Hooks; they are traced.
 
