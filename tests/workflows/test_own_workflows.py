@@ -176,6 +176,19 @@ class OwnLearning(tfrl.OffPolicyWorkflow):
         return {**row, "mine": tf.constant(3.0)}, state
 
 
+def test_an_override_is_known_by_its_function(env, monkeypatch):
+    """Not by its module, which a decorator may have set."""
+    monkeypatch.setattr(OwnIterate.iterate, "__module__", "tfrl.iterations")
+    monkeypatch.setattr(OwnLearning, "__module__", "tfrl.iterations")
+    monkeypatch.setattr(OwnLearning, "scale", 2.0, raising=False)
+    on_policy = OwnIterate(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
+    off_policy = OwnLearning(env, tfrl.DQN)
+    assert on_policy.changed_hooks == ["iterate"]
+    assert off_policy.changed_hooks == ["learn_from"]
+    assert off_policy.logic()["scale"] == 2.0
+    assert tfrl.OffPolicyWorkflow(env, tfrl.DQN).changed_hooks == []
+
+
 @pytest.mark.parametrize("cls", [OwnIterate, OwnPlay, OwnLearning])
 @pytest.mark.parametrize("suite", ["gymnasium", "tf"])
 @pytest.mark.variants(3)

@@ -393,7 +393,7 @@ class Workflow(abc.ABC):
         """Returns the settings that traces depend on; equal logic shares traces."""
         settings: dict[str, Any] = {}
         for cls in reversed(type(self).__mro__):  # class attributes count as settings
-            if issubclass(cls, Workflow) and not cls.__module__.startswith("tfrl."):
+            if issubclass(cls, Workflow):
                 settings.update({n: x for n, x in vars(cls).items() if _is_setting(n, x)})
         settings.update(vars(self))
         return {name: x for name, x in settings.items() if name not in self._not_traced}

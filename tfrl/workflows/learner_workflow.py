@@ -615,8 +615,12 @@ class LearnerWorkflow(Workflow):
 
         On the host the `iterate` of such a workflow runs as written, without overlap.
         """
-        methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
-        return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
+        return self._overridden(LearnerWorkflow)
+
+    def _overridden(self, base: type) -> list[str]:
+        """Returns the names of an iteration's methods that differ from those of a base."""
+        own = type(self)
+        return [n for n in self._played_in_two if getattr(own, n) is not getattr(base, n)]
 
     @property
     def loops_on_host(self) -> bool:

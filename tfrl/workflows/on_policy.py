@@ -123,6 +123,11 @@ class OnPolicyWorkflow(LearnerWorkflow):
         check_config(self.agent, learner_config)
 
     @property
+    def changed_hooks(self) -> list[str]:
+        """Names of the methods of an iteration that a subclass overrides."""
+        return self._overridden(OnPolicyWorkflow)
+
+    @property
     def divided_sizes(self) -> dict[str, int]:
         """Rows of a minibatch, by module."""
         return self.minibatch_sizes
