@@ -327,6 +327,7 @@ class ERLWorkflow(Workflow):
 
     # A generation.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation; changes the agents' and replay buffer's variables in place."""
         keys = seeding.streams(key, ("train", "play", "learn"))

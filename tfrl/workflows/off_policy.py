@@ -485,6 +485,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # An iteration; traced.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, stores the steps, and learns from samples.
 
