@@ -263,7 +263,8 @@ class Learner:
             if params:
                 own = self._optimizer_fn
                 optimizer = own(config) if own else config.make_optimizer(update.name)
-                self.register_optimizer(module_id, update.name, optimizer, params, config.lr)
+                rate = config.rate_of(update.name)
+                self.register_optimizer(module_id, update.name, optimizer, params, rate)
 
     def register_optimizer(
         self,

@@ -45,7 +45,6 @@ from tfrl.workflows.checks import (
     check_counts,
     check_ends,
     check_episodes,
-    check_newest,
     check_replay,
     check_room,
     make_agent,
@@ -328,6 +327,7 @@ class ERLWorkflow(Workflow):
 
     # A generation.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation; changes the agents' and replay buffer's variables in place."""
         keys = seeding.streams(key, ("train", "play", "learn"))
@@ -659,17 +659,13 @@ class ERLWorkflow(Workflow):
                 got="a state of tensors",
                 remedy="Pass a state from setup, restore or snapshot.",
             )
-        runner = self._runner_of(state)
-        if runner is not None:
-            check_newest(int(state.metrics.iterations), runner.iterations)
-        return state
+        return super().ready(state)
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = super().load_values(state, values, environments=environments)
-        self.runner(state).iterations = int(state.metrics.iterations)
         return state.replace(env_state=None)  # type: ignore[no-any-return]
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:

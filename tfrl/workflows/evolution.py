@@ -249,6 +249,7 @@ class EvolutionWorkflow(Workflow):
 
     # A generation.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation: ask, play, tell."""
         population, search = stages.stage("ask", self.optimizer.ask)(state.opt_state.search)

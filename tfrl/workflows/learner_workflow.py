@@ -49,7 +49,6 @@ from tfrl.workflows.checks import (
     check_episodes,
     check_evaluator,
     check_fit,
-    check_newest,
     check_resets,
     check_whole,
     make_agent,
@@ -87,9 +86,9 @@ STAGES = ("rollout", "update", "evaluation", "loop")
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments.
 
-    A subclass defines an iteration (`iterate`), how a trajectory becomes a batch (`make_batch`) and
-    how the learner trains on it (`update_options`, `update`). All hooks except the setup hooks are
-    traced.
+    A subclass defines an iteration (`iterate`) and how a trajectory becomes a batch (`make_batch`);
+    `update_options` and `update` say how the learner trains on it. All hooks except the setup hooks
+    are traced. The subclass' constructor ends with `_complete`.
 
     One learner serves all states: `learner_of` returns it over the variables of a state. Each state
     has a `Runner`, which keeps the compiled functions.
@@ -184,9 +183,8 @@ class LearnerWorkflow(Workflow):
         # Under SAME_STEP every row is a real step.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
-    @abc.abstractmethod
     def _check_agent(self, learner_config: ModuleConfig | None) -> None:
-        """Raises a UserError for an agent that this workflow does not train."""
+        """Raises a UserError for an agent that this workflow does not train; accepts all here."""
 
     def _complete(self) -> None:
         """Ends a constructor, once all sizes are known."""
@@ -369,11 +367,6 @@ class LearnerWorkflow(Workflow):
             self.ready(state)
         return run_stages
 
-    def _note_iterations(self, state: State) -> None:
-        runner = self._runner_of(state)
-        if runner is not None:
-            runner.iterations = int(state.metrics.iterations)
-
     @property
     def learner(self) -> Learner:
         """The learner without variables; `learner_of` binds it to a state."""
@@ -520,9 +513,9 @@ class LearnerWorkflow(Workflow):
         """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 
     @property
-    @abc.abstractmethod
     def update_options(self) -> dict[str, Any]:
-        """Arguments of `Learner.update`: epochs, minibatches, shuffling."""
+        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
+        return {}
 
     def update(
         self,
@@ -622,8 +615,12 @@ class LearnerWorkflow(Workflow):
 
         On the host the `iterate` of such a workflow runs as written, without overlap.
         """
-        methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
-        return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
+        return self._overridden(LearnerWorkflow)
+
+    def _overridden(self, base: type) -> list[str]:
+        """Returns the names of an iteration's methods that differ from those of a base."""
+        own = type(self)
+        return [n for n in self._played_in_two if getattr(own, n) is not getattr(base, n)]
 
     @property
     def loops_on_host(self) -> bool:
@@ -668,11 +665,9 @@ class LearnerWorkflow(Workflow):
           UserError: For a state that a later step has consumed.
         """
         checks.instance("the state given to the workflow", state, State, "a state from `setup`")
-        runner = self._runner_of(state)
-        if runner is None:
+        if self._runner_of(state) is None:
             return self.copied(state, None)
-        check_newest(int(state.metrics.iterations), runner.iterations)
-        return state
+        return super().ready(state)
 
     def copied(self, state: State, runner: Runner | None) -> State:
         """Returns a copy of a state in variables of its own.
@@ -756,11 +751,20 @@ class LearnerWorkflow(Workflow):
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
 
-    @abc.abstractmethod
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Everything after a rollout on the host, see `host_runner.HostIterating`."""
+        """Everything after a rollout on the host, see `host_runner.HostIterating`.
+
+        Raises:
+          UserError: Here; a workflow that overrides `iterate` does not need it.
+        """
+        raise UserError(
+            f"{type(self).__name__}.after_rollout",
+            expected="an override, for rollouts in Python",
+            got="none",
+            remedy="Override `iterate`, or derive from OnPolicyWorkflow or OffPolicyWorkflow.",
+        )
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -820,15 +824,16 @@ class LearnerWorkflow(Workflow):
         env = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
+        updates = self.describe_updates()
         return (
             f"{name_of(self.agent)} on {task}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
-            f"{self.rollout_length} steps, {self.describe_updates()}"
+            f"{self.rollout_length} steps{f', {updates}' if updates else ''}"
         )
 
-    @abc.abstractmethod
     def describe_updates(self) -> str:
-        """Returns a short description of the updates."""
+        """Returns a short description of the updates, empty by default."""
+        return ""
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes for runs that are set up from now on."""
@@ -914,9 +919,12 @@ class LearnerWorkflow(Workflow):
             steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 
-    @abc.abstractmethod
     def trial_batch(self, state: State) -> Nest:
-        """Returns a batch to time the update on; making it must change nothing."""
+        """Returns a batch to time the update on, that of a rollout; making it changes nothing."""
+        if not self.loops_on_host:
+            return self.play(state, state.key).batch
+        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
+        return self.compiled_process_rollout(agent_state, blank).batch
 
     # What a checkpoint holds.
 
@@ -943,7 +951,7 @@ class LearnerWorkflow(Workflow):
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = load_progress(self, self.ready(state), values, environments)
         load_learner(self, state, values)
-        self.runner(state).iterations = int(state.metrics.iterations)
+        self._note_iterations(state)
         return state
 
 

@@ -362,6 +362,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns the replay buffer of a state, with `add`, `sample`, `size`."""
         return self._experience(state).buffer
 
+    @property
+    def changed_hooks(self) -> list[str]:
+        """Names of the methods of an iteration that a subclass overrides."""
+        return self._overridden(OffPolicyWorkflow)
+
     def make_runner(self, state: State) -> Runner:
         """Returns the runner of a state; with Reverb it holds the experience."""
         if not self.loops_in_python:
@@ -480,6 +485,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # An iteration; traced.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, stores the steps, and learns from samples.
 

@@ -198,6 +198,7 @@ class PBTWorkflow(Workflow):
 
     # A round.
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one round: train, compare, exploit, explore."""
         return self._round(state, key, self.iterations_per_round)
