@@ -1,5 +1,6 @@
 """A trained policy: NumPy observations in, NumPy actions out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ class ObsReader:
 
     def __init__(self, obs_spec: Nest):
         """Takes the nest of specs of one observation."""
-        self._spec = obs_spec
+        self._collect = _collector(obs_spec, "")
         self._pack = builder(tf.nest.map_structure(lambda _: 0, obs_spec))
         self._leaves = [
             (path, np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
@@ -174,7 +175,7 @@ class ObsReader:
     def read(self, obs: Nest) -> tuple[Nest, int, bool]:
         """Returns the observation with a leading axis B, B, and whether it was a single one."""
         values: list[Any] = []
-        _collect(self._spec, obs, values, "")
+        self._collect(obs, values)
         arrays, sizes = [], set()
         for (path, dtype, shape), leaf in zip(self._leaves, values, strict=True):
             array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
@@ -199,25 +200,35 @@ class ObsReader:
         return self._pack(arrays), size or 1, not size
 
 
-def _collect(spec: Nest, obs: Nest, leaves: list[Any], path: str) -> None:
-    """Collects the leaves of an observation in the order of its spec."""
+def _collector(spec: Nest, path: str) -> Callable[[Nest, list[Any]], None]:
+    """Returns a function that appends the leaves of an observation in the order of its spec."""
     if isinstance(spec, dict):
-        if not isinstance(obs, dict) or obs.keys() != spec.keys():
-            got = ", ".join(map(str, obs)) if isinstance(obs, dict) else type(obs).__name__
-            raise UserError(
-                f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
-            )
-        for name in sorted(spec):
-            _collect(spec[name], obs[name], leaves, f"{path}/{name}")
-    elif isinstance(spec, (list, tuple)):
-        if not isinstance(obs, (list, tuple)) or len(obs) != len(spec):
-            raise UserError(
-                f"obs{path}", expected=f"a tuple of {len(spec)} parts", got=type(obs).__name__
-            )
-        for i, (part, value) in enumerate(zip(spec, obs, strict=True)):
-            _collect(part, value, leaves, f"{path}/{i}")
-    else:
-        leaves.append(obs)
+        names, known = sorted(spec), spec.keys()
+        parts = [(name, _collector(spec[name], f"{path}/{name}")) for name in names]
+
+        def collect_dict(obs: Nest, leaves: list[Any]) -> None:
+            if not isinstance(obs, dict) or obs.keys() != known:
+                got = ", ".join(map(str, obs)) if isinstance(obs, dict) else type(obs).__name__
+                raise UserError(
+                    f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
+                )
+            for name, collect in parts:
+                collect(obs[name], leaves)
+
+        return collect_dict
+    if isinstance(spec, (list, tuple)):
+        items = [_collector(part, f"{path}/{i}") for i, part in enumerate(spec)]
+
+        def collect_tuple(obs: Nest, leaves: list[Any]) -> None:
+            if not isinstance(obs, (list, tuple)) or len(obs) != len(items):
+                raise UserError(
+                    f"obs{path}", expected=f"a tuple of {len(items)} parts", got=type(obs).__name__
+                )
+            for collect, value in zip(items, obs, strict=True):
+                collect(value, leaves)
+
+        return collect_tuple
+    return lambda obs, leaves: leaves.append(obs)
 
 
 def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
