@@ -1,6 +1,5 @@
 """A trained policy: NumPy observations in, NumPy actions out."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import tensorflow as tf
 
 from tfrl import seeding, specs, struct
 from tfrl.errors import UserError
-from tfrl.nest_packing import builder, leaves_of
+from tfrl.nest_packing import builder, collector, leaves_of
 from tfrl.rollout.acting import HostPolicy
 from tfrl.types import Nest
 
@@ -165,7 +164,7 @@ class ObsReader:
 
     def __init__(self, obs_spec: Nest):
         """Takes the nest of specs of one observation."""
-        self._collect = _collector(obs_spec, "")
+        self._collect = collector(obs_spec, "obs")
         self._pack = builder(tf.nest.map_structure(lambda _: 0, obs_spec))
         self._leaves = [
             (path, np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
@@ -198,37 +197,6 @@ class ObsReader:
             )
         (size,) = sizes
         return self._pack(arrays), size or 1, not size
-
-
-def _collector(spec: Nest, path: str) -> Callable[[Nest, list[Any]], None]:
-    """Returns a function that appends the leaves of an observation in the order of its spec."""
-    if isinstance(spec, dict):
-        names, known = sorted(spec), spec.keys()
-        parts = [(name, _collector(spec[name], f"{path}/{name}")) for name in names]
-
-        def collect_dict(obs: Nest, leaves: list[Any]) -> None:
-            if not isinstance(obs, dict) or obs.keys() != known:
-                got = ", ".join(map(str, obs)) if isinstance(obs, dict) else type(obs).__name__
-                raise UserError(
-                    f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
-                )
-            for name, collect in parts:
-                collect(obs[name], leaves)
-
-        return collect_dict
-    if isinstance(spec, (list, tuple)):
-        items = [_collector(part, f"{path}/{i}") for i, part in enumerate(spec)]
-
-        def collect_tuple(obs: Nest, leaves: list[Any]) -> None:
-            if not isinstance(obs, (list, tuple)) or len(obs) != len(items):
-                raise UserError(
-                    f"obs{path}", expected=f"a tuple of {len(items)} parts", got=type(obs).__name__
-                )
-            for collect, value in zip(items, obs, strict=True):
-                collect(value, leaves)
-
-        return collect_tuple
-    return lambda obs, leaves: leaves.append(obs)
 
 
 def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
