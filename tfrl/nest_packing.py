@@ -227,6 +227,18 @@ def collector(spec: Nest, name: str) -> Callable[[Nest, list[Any]], None]:
                 collect(value, leaves)
 
         return collect_tuple
+    if tf.nest.is_nested(spec):
+
+        def collect_nest(nest: Nest, leaves: list[Any]) -> None:
+            try:
+                tf.nest.assert_same_structure(spec, nest)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    name, expected=f"a {type(spec).__name__}", got=type(nest).__name__
+                ) from error
+            leaves.extend(tf.nest.flatten(nest))
+
+        return collect_nest
     return lambda nest, leaves: leaves.append(nest)
 
 

@@ -86,3 +86,48 @@ def test_drawn_actions_differ_and_repeat_by_seed(recurrent):
 def test_mistakes(recurrent, obs, message):
     with pytest.raises(UserError, match=message):
         Policy(*recurrent).predict(obs)
+
+
+STATE = {name: {"hidden": np.zeros([3, 4], np.float32)} for name in ("policy", "value")}
+
+
+def rows_of_state(size):
+    return tf.nest.map_structure(lambda x: np.resize(x, [size, 4]), STATE)
+
+
+@pytest.mark.parametrize(
+    ("size", "state", "start", "message"),
+    [
+        (
+            3,
+            rows_of_state(1),
+            None,
+            r"state/policy/hidden: expected float32 of shape \[3, 4\], got",
+        ),
+        (None, rows_of_state(5), None, r"of shape \[1, 4\], got float32 of shape \[5, 4\]"),
+        (3, np.zeros(3), None, "state: expected a dict of policy, value, got ndarray"),
+        (3, (), None, "state: expected a dict of policy, value, got tuple"),
+        (3, STATE, [True], r"episode_start: expected a bool, or bool of shape \[3\], got bool"),
+        (3, None, [False] * 4, r"episode_start: .* got bool of shape \[4\]"),
+    ],
+)
+def test_mistakes_of_states(recurrent, size, state, start, message):
+    obs = rows(0, size) if size else {"a": 1, "b": [0.0, 1.0]}
+    with pytest.raises(UserError, match=message):
+        Policy(*recurrent).predict(obs, state=state, episode_start=start)
+
+
+def test_a_state_may_be_lists(recurrent):
+    policy, lists = Policy(*recurrent), tf.nest.map_structure(np.ndarray.tolist, STATE)
+    ours, theirs = (policy.predict(rows(0, 3), state=s)[0] for s in (STATE, lists))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_states_without_memory():
+    agent = PPO(obs_spec=tf.TensorSpec([2]), action_spec=specs.DiscreteSpec(2), hidden=(8,))
+    policy = Policy(agent, agent.init(seeding.key(0)))
+    assert policy.predict(np.zeros([2, 2]), episode_start=[True, False])[1] is None
+    with pytest.raises(UserError, match=r"episode_start: expected a bool, or bool of shape .2."):
+        policy.predict(np.zeros([2, 2]), episode_start=[True])
+    with pytest.raises(UserError, match="state: expected None for a policy without memory, got li"):
+        policy.predict(np.zeros(2), state=[0.0])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.experiment.export_functions import leaf_name
-from tfrl.rollout.policy import started
+from tfrl.rollout.policy import StateReader
 from tfrl.types import Nest
 
 
@@ -46,7 +46,7 @@ class SavedPolicy:
             for n, s in self._inputs.items()
         }
         self.obs_spec: Nest = signatures[""] if set(signatures) == {""} else signatures
-        self._fresh: dict[int, Nest] = {}
+        self._states: dict[int, StateReader] = {}
         self._seeds = iter(range(seed, 2**31))
 
     def predict(
@@ -70,10 +70,12 @@ class SavedPolicy:
           `{name: array [B, ...]}`, or None without memory.
 
         Raises:
-          UserError: For an observation with another structure or shape.
+          UserError: For an observation, state or `episode_start` with another structure or shape.
         """
         columns, size, single = self._read(obs)
-        carry = started(self._start(size), state, episode_start, size)
+        if size not in self._states:
+            self._states = {size: StateReader(self._start(size), size)}
+        carry = self._states[size].read(state, episode_start)
         more = dict(carry or {})
         if not deterministic:
             if "explore" not in self._signatures:
@@ -122,10 +124,8 @@ class SavedPolicy:
         """The recurrent state at an episode start."""
         if "initial_state" not in self._signatures:
             return None
-        if size not in self._fresh:
-            initial = self._signatures["initial_state"](batch_size=tf.constant(size))
-            self._fresh = {size: {name: x.numpy() for name, x in initial.items()}}
-        return self._fresh[size]
+        initial = self._signatures["initial_state"](batch_size=tf.constant(size))
+        return {name: x.numpy() for name, x in initial.items()}
 
     def _read(self, obs: Nest) -> tuple[dict[str, np.ndarray], int, bool]:
         leaves = {leaf_name(p, "observation"): x for p, x in struct.paths(obs).items()}
