@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.experiment.export_functions import leaf_name
-from tfrl.rollout.policy import StateReader
+from tfrl.rollout.policy import ObsReader, StateReader
 from tfrl.types import Nest
 
 
@@ -39,13 +37,17 @@ class SavedPolicy:
                 remedy="Write one with bin/export.py --format=saved_model.",
             )
         inputs = self._signatures["action"].structured_input_signature[1]
-        self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
+        self._inputs = {
+            n: tf.TensorSpec(s.shape[1:], s.dtype)
+            for n, s in inputs.items()
+            if n.startswith("observation")
+        }
         # A flat nest by input name: a spec for one input, a dict for several.
         signatures = {
-            n.removeprefix("observation").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
-            for n, s in self._inputs.items()
+            n.removeprefix("observation").removeprefix("_"): s for n, s in self._inputs.items()
         }
         self.obs_spec: Nest = signatures[""] if set(signatures) == {""} else signatures
+        self._reader = ObsReader(self.obs_spec)
         self._states: dict[int, StateReader] = {}
         self._seeds = iter(range(seed, 2**31))
 
@@ -59,7 +61,8 @@ class SavedPolicy:
         """Returns the action for an observation, and the recurrent state after it.
 
         Args:
-          obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays.
+          obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays, in the form of
+            `obs_spec` or of the run's. A leaf may be a list.
           deterministic: Whether to take the greedy action; sampled ones need a SavedModel of
             `bin/export.py`.
           state: The state returned by the previous call; None if all episodes start.
@@ -128,26 +131,27 @@ class SavedPolicy:
         return {name: x.numpy() for name, x in initial.items()}
 
     def _read(self, obs: Nest) -> tuple[dict[str, np.ndarray], int, bool]:
-        leaves = {leaf_name(p, "observation"): x for p, x in struct.paths(obs).items()}
+        leaves = self._leaves(obs, "observation")
         if leaves.keys() != self._inputs.keys():
             raise UserError(
                 "obs",
                 expected=f"the parts {', '.join(self._inputs)}",
-                got=", ".join(leaves) or "nothing",
+                got=f"{', '.join(leaves):.200}" or "nothing",
             )
-        arrays, single = {}, False
-        for name, spec in self._inputs.items():
-            array = np.asarray(leaves[name], spec.dtype.as_numpy_dtype)
-            single = array.ndim == spec.shape.rank - 1
-            arrays[name] = array[np.newaxis] if single else array
-            if not spec.shape.is_compatible_with(arrays[name].shape):
-                raise UserError(
-                    f"obs ({name})",
-                    expected=f"the shape {spec.shape.as_list()[1:]}, or a batch of it",
-                    got=str(list(array.shape)),
-                )
-        size = len(next(iter(arrays.values())))
-        return arrays, size, single
+        if "observation" in leaves:
+            rows, size, single = self._reader.read(leaves["observation"])
+            return {"observation": rows}, size, single
+        parts = {name.removeprefix("observation_"): x for name, x in leaves.items()}
+        rows, size, single = self._reader.read(parts)
+        return {f"observation_{name}": x for name, x in rows.items()}, size, single
+
+    def _leaves(self, obs: Nest, name: str) -> dict[str, Any]:
+        """The observation's leaves by input name; a leaf may be a list or a tuple."""
+        if name in self._inputs or not isinstance(obs, dict | list | tuple):
+            return {name: obs}
+        items = obs.items() if isinstance(obs, dict) else enumerate(obs)
+        parts = [self._leaves(x, f"{name}_{key}".replace("/", "_")) for key, x in items]
+        return {leaf: x for part in parts for leaf, x in part.items()}
 
     def env(self, num_envs: int = 1, *, render: bool = False) -> Any:
         """Raises a UserError: a SavedModel does not know its environment."""
