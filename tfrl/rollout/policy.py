@@ -76,8 +76,9 @@ class Policy:
           one observation), or None without memory.
 
         Raises:
-          UserError: For an observation that does not match `obs_spec`, a state that is not
-            `[B, ...]` of `state_spec`, or an `episode_start` of another length.
+          UserError: For an observation that does not match `obs_spec`, or has integers out of its
+            range; a state that is not `[B, ...]` of `state_spec`; an `episode_start` of another
+            length.
         """
         rows, size, single = self._observations.read(obs)
         player = self._players.get((size, deterministic)) or self._player(size, deterministic)
@@ -193,6 +194,30 @@ def _bounds(spec: Any) -> tuple[np.ndarray, np.ndarray] | None:
     return low, high
 
 
+def _ranges(spec: Any) -> tuple[Any, Any] | None:
+    """The bounds of integers that do not use all values of their dtype, scalars as ints."""
+    if not (specs.is_discrete(spec) and spec.dtype.is_integer):
+        return None
+    low, high = specs.bounds(spec)
+    if (low == spec.dtype.min).all() and (high == spec.dtype.max).all():
+        return None  # images
+    return (low, high) if low.ndim else (low.item(), high.item())
+
+
+def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
+    if array.ndim == 0:  # a Discrete value, in a tenth of a microsecond
+        if low <= array.item() <= high:
+            return
+    elif not ((array < low) | (array > high)).any():
+        return
+    raise UserError(
+        name,
+        expected=f"whole numbers from {specs.shown(low)} to {specs.shown(high)}",
+        got=f"{array.min()} to {array.max()}" if array.ndim else str(array),
+        remedy="Match the policy's obs_spec.",
+    )
+
+
 class ObsReader:
     """Turns user observations into arrays `[B, ...]` of the spec's dtypes."""
 
@@ -201,7 +226,12 @@ class ObsReader:
         self._collect = collector(obs_spec, "obs")
         self._pack = builder(tf.nest.map_structure(lambda _: 0, obs_spec))
         self._leaves = [
-            (_name("obs", path), np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+            (
+                _name("obs", path),
+                np.dtype(spec.dtype.as_numpy_dtype),
+                tuple(spec.shape.as_list()),
+                _ranges(spec),
+            )
             for path, spec in struct.paths(obs_spec).items()
         ]
 
@@ -210,16 +240,24 @@ class ObsReader:
         values: list[Any] = []
         self._collect(obs, values)
         arrays, sizes = [], set()
-        for (name, dtype, shape), leaf in zip(self._leaves, values, strict=True):
+        for (name, dtype, shape, ranges), leaf in zip(self._leaves, values, strict=True):
             array = _array(name, dtype, leaf)
-            if array.shape == shape:
-                array = array[np.newaxis]
+            single = array.shape == shape
+            if single:
                 sizes.add(0)
-            elif array.shape[1:] == shape and array.ndim == len(shape) + 1:
+            elif array.shape[1:] == shape and array.ndim == len(shape) + 1 and len(array):
                 sizes.add(array.shape[0])
+            elif array.shape == (0, *shape):
+                raise UserError(
+                    name,
+                    expected="at least one observation",
+                    got=f"a batch of shape {list(array.shape)}",
+                )
             else:
                 raise _wrong(name, f"{dtype} of shape {list(shape)}, or a batch", array)
-            arrays.append(array)
+            if ranges is not None:
+                _check_range(name, array, *ranges)
+            arrays.append(array[np.newaxis] if single else array)
         if len(sizes) != 1:
             raise UserError(
                 "obs",
