@@ -178,6 +178,12 @@ def test_versions_labels_status_and_metadata(two_versions):
         ({"observation_b": [[0, 1, 2]] * 2}, "obs/b: expected float32 of shape [2], or a batch"),
         ({"observation_b": [[0, 1]]}, "expected the same batch size in all parts, got 1, 2"),
         ({"observation_a": [0.5, 1.0]}, "obs/a: expected int64"),
+        ({"observation_a": [1, 7]}, "obs/a: expected whole numbers from 0 to 2, got 1 to 7"),
+        ({"observation_b": [[0, 1], [0, float("nan")]]}, "expected JSON, got NaN, which JSON does"),
+        (
+            {name: [[0.0] * 4, [1e39] * 4] for name in STATE},
+            "state_policy_hidden: expected finite numbers, got inf at [1, 0]",
+        ),
         ({"observation_a": ["x", "y"]}, "observation_a: expected numbers"),
         ({"c": [1, 2]}, "the inputs of the request: expected observation_a, observation_b, state"),
         (
@@ -218,6 +224,10 @@ def test_wrong_requests(two_versions):
             "signature_name: expected serving_default",
         ),
         ({"instances": instances, "signature_name": []}, "signature_name: expected serving"),
+        (
+            '{"inputs": {"observation_a": [0, 1], "observation_b": [[0, 1], [0, 1e400]]}}',
+            "observation_b: expected finite numbers, got inf at [1, 1]",
+        ),
         ("[" * 100_000, "the request: expected JSON, got maximum recursion depth"),
     ):
         code, answer = running.predict(body)

@@ -139,7 +139,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
       UserError: For a wrong request.
     """
     try:
-        given = json.loads(body)
+        given = json.loads(body, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise UserError("the request", expected="JSON", got=str(error), remedy=_FORM) from error
     keys = set(given) if isinstance(given, Mapping) else set()
@@ -161,6 +161,10 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
     outputs = await server.predict(policy, signature, columns, size)
     named = {name: x.tolist() for name, x in outputs.items()}
     return {"outputs": next(iter(named.values())) if len(named) == 1 else named}
+
+
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant}, which JSON does not have")
 
 
 def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]:
