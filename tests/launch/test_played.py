@@ -129,7 +129,23 @@ def test_the_report_of_a_run(trained, tmp_path, capsys):
     evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
     assert evaluations.count("<tr>") == 3  # of the head, 64 and 128 env steps
     assert "http" not in page.replace("http://www.w3.org", "")
-    code, _, err = reported(capsys, tmp_path / "missing")
+
+
+def test_arguments_of_the_report_that_are_no_run(trained, tmp_path, capsys):
+    root, link = copy_of(trained, tmp_path / "run"), tmp_path / "link"
+    link.symlink_to(root)
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    code, lines, err = reported(capsys, *sorted(tmp_path.iterdir()), root)
+    assert code == 0, err
+    assert lines[:2] == [
+        f"Skipped {tmp_path / name}: not a run folder, it has no metrics.jsonl."
+        for name in ("empty", "notes.txt")
+    ]
+    assert lines[2:] == [str(link / "report.html")]  # one run, not a comparison with itself
+    code, _, err = reported(capsys, root, tmp_path / "missing")
+    assert code == 2 and f"got {tmp_path / 'missing'}, which does not exist" in err
+    code, _, err = reported(capsys, tmp_path / "empty")
     assert code == 2 and "expected one run folder, or several to compare, got" in err
 
 
