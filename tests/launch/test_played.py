@@ -16,6 +16,7 @@ from tests.docs_helpers import ROOT, blocks
 from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
 from tfrl.experiment import comparison
+from tfrl.experiment import report as report_lib
 from tfrl.experiment.report import RunRecord
 from tfrl.launch import app, report, sweep, termination, train
 
@@ -176,6 +177,46 @@ def test_curves_over_seeds():
     np.testing.assert_allclose([low[0], high[0]], [0, 2])
     assert comparison.mean_curve(runs, "seconds")[0][-1] == 4.0
     assert [comparison.final_return(r) for r in runs] == [4, 4]
+
+
+def test_a_comparison_of_unequal_runs(tmp_path):
+    """An unfinished run is named; a group without a curve is a point, or has no legend entry."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    def run(name, steps, returns=None, **summary):
+        rows = [
+            {"env_steps": x, "episode_return": y}
+            for x, y in zip(steps, returns or steps, strict=True)
+        ]
+        return RunRecord(tmp_path / name, rows, {"configuration": {}}, summary)
+
+    full, nearly = run("full", [1000, 60_000]), run("nearly", [1000, 55_000])
+    solved = run("solved", [1000, 40_000], stopped_by="target_return")
+    groups = {"task": {
+        "a": [full, nearly, run("short", [1000, 2000]), solved],
+        "one row": [run("b", [60_000], env_steps_per_second=40_049.6)],
+        "none": [run("c", [60_000], [float("nan")])],
+    }}  # fmt: skip
+    lines = []
+    groups = comparison.finished(groups, lines.append)
+    short = tmp_path / "short"
+    assert lines == [f"Left out: {short} has 2,000 env steps, its group up to 60,000."]
+    assert groups["task"]["a"] == [full, nearly, solved]
+    several, one, _ = comparison.table(groups, with_rliable=False)
+    assert (several["env_steps"], one["env_steps"]) == ("40,000-60,000", 60_000)
+    assert several["return_std"] > 0 and one["return_std"] is None
+    shown = comparison.markdown_of([one])
+    assert shown.endswith("| task | one row | 1 | 60,000 |  | 60,000 | 40,050 |")
+    axes = Figure().subplots()
+    comparison.draw_returns(axes, groups["task"])
+    assert axes.get_legend_handles_labels()[1] == ["a (3)", "one row (1)"]
+    drawn = Figure().subplots()
+    report_lib.label_env_steps(drawn)
+    drawn.set_xlim(0, 900_000)
+    drawn.figure.draw_without_rendering()
+    labels = [tick.get_text() for tick in drawn.get_xticklabels()]
+    assert labels[:2] == ["0", "200k"] and len(labels) <= 6
 
 
 def test_a_sweep_runs_all_and_compares_them(trained, tmp_path, capsys, monkeypatch):

@@ -110,11 +110,20 @@ def draw_curve(run: RunRecord, path: pathlib.Path) -> None:
         if title == "return":
             _draw_evaluations(axes, run)
         axes.set_title(title)
-        axes.set_xlabel("env steps")
+        label_env_steps(axes)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
+        alone = title == "learning rate" and len(names) == 1  # the title says it
+        if axes.get_legend_handles_labels()[0] and not alone:
             axes.legend(fontsize=7)
     save(figure, path)
+
+
+def label_env_steps(axes: Any) -> None:
+    """Labels the x axis: a few ticks of the form 100k."""
+    ticker = extras.require("matplotlib.ticker", "plots")
+    axes.set_xlabel("env steps")
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
 def _draw_evaluations(axes: Any, run: RunRecord) -> None:
@@ -220,10 +229,17 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def _shown(value: Any, spread: Any = None) -> str:
-    if value is None:
-        return "none"
-    text = f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"
-    return text if spread is None else f"{text} +- {spread:,.5g}"
+    text = "none" if value is None else shown(value)
+    return text if spread is None else f"{text} +- {shown(spread)}"
+
+
+def shown(value: Any) -> str:
+    """Returns a value for a table; numbers have thousands separators."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:,.5g}"
 
 
 def table(head: Sequence[str], rows: Any) -> str:
