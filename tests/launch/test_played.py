@@ -130,6 +130,16 @@ def test_the_report_of_a_run(trained, tmp_path, capsys):
     evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
     assert evaluations.count("<tr>") == 3  # of the head, 64 and 128 env steps
     assert "http" not in page.replace("http://www.w3.org", "")
+    assert "<tr></tr>" not in page and '<meta name="viewport"' in page
+
+
+def test_the_page_of_a_run(tmp_path):
+    row = {"env_steps": 8, "eval_return_mean": 1.0, "eval_success_mean": 0.25}
+    about = {"command": ["tfrl-train", "--gin_bindings=PPO.hidden = (8,)"]}
+    page = report_lib.render(RunRecord(tmp_path, [row], about, {}), [])
+    assert "<td>tfrl-train &#x27;--gin_bindings=PPO.hidden = (8,)&#x27;</td>" in page
+    evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
+    assert "<th>success_mean</th>" in evaluations and "<td>0.25</td>" in evaluations
 
 
 def test_arguments_of_the_report_that_are_no_run(trained, tmp_path, capsys):

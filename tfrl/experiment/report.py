@@ -5,6 +5,8 @@ import dataclasses
 import html
 import json
 import pathlib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -184,14 +186,18 @@ def render(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> str:
         "wall seconds": _shown(summary.get("wall_seconds")),
         "ended by": summary.get("stopped_by", "not ended"),
     }
+    command = about.get("command")
     system = {
-        **{name: about.get(name) for name in ("created", "git_hash", "seed", "command")},
+        **{name: about.get(name) for name in ("created", "git_hash", "seed")},
+        "command": None if command is None else shlex.join(command),
         **{name: about.get(name) for name in ("device", "cpu_count", "platform")},
         "threads of an operation": about.get("intra_op_threads"),
         **about.get("versions", {}),
     }
+    means = [n.removeprefix("eval_") for n in run.names if re.fullmatch("eval_.*_mean", n)]
+    columns = [*_EVALUATION, *(n for n in means if n not in _EVALUATION)]  # also info_fields
     evaluations = [
-        [row["env_steps"], *(_shown(row.get(f"eval_{n}")) for n in _EVALUATION)]
+        [row["env_steps"], *(_shown(row.get(f"eval_{n}")) for n in columns)]
         for row in run.rows
         if _number(row.get("eval_return_mean"))
     ]
@@ -199,7 +205,7 @@ def render(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> str:
         picture(run.root / CURVE) or f"<p>No curves: matplotlib is missing ({_INSTALL}).</p>",
         "<h2>Result</h2>" + table(["", ""], result.items()),
         *_videos(run.root),
-        "<h2>Evaluations</h2>" + table(["env steps", *_EVALUATION], evaluations),
+        "<h2>Evaluations</h2>" + table(["env steps", *columns], evaluations),
         "<h2>Hyperparameters that differ from their defaults</h2>"
         + table(["name", "value", "default"], differing),
         "<h2>Compile choices</h2>" + table(["", ""], about.get("compile_choices", {}).items()),
@@ -216,13 +222,15 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; 
 table { border-collapse: collapse; } td, th { padding: .2em .8em; text-align: left; }
 tr:nth-child(even) { background: #8882; } img, video { max-width: 100%; background: white; }
 td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+@media (prefers-color-scheme: dark) { img { filter: invert(0.9) hue-rotate(180deg); } }
 """
 
 
 def page(title: str, parts: Sequence[str]) -> str:
     """Returns a page from HTML parts."""
     name = html.escape(title)
-    head = f'<meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{name}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html><head>{head}</head><body><h1>{name}</h1>\n" + "\n".join(
         [*parts, "</body></html>\n"]
     )
@@ -252,8 +260,9 @@ def table(head: Sequence[str], rows: Any) -> str:
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>\n" for row in rows)
     if not body:
         return "<p>None.</p>"
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in head) if any(head) else ""
-    return f"<table><tr>{names}</tr>\n{body}</table>"
+    names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    first = f"<tr>{names}</tr>\n" if any(head) else ""
+    return f"<table>{first}{body}</table>"
 
 
 def _embedded(path: pathlib.Path) -> str:
