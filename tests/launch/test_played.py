@@ -261,6 +261,13 @@ def test_mistakes_of_a_grid(text):
         sweep.read_axis(text)
 
 
+def test_a_grid_over_no_parameter_starts_nothing(tmp_path, capsys):
+    root = tmp_path / "sweep"
+    args = (f"--root_dir={root}", "--grid=ModuleConfig.nosuch=[1]")
+    code, _, err = in_process(sweep.main, capsys, *args)
+    assert code == 2 and "Gin binding ModuleConfig.nosuch" in err and not root.exists()
+
+
 def test_what_a_sweep_starts(tmp_path):
     grid = [
         sweep.read_axis("PPO.torso=['@MLP()', None]"),
