@@ -154,6 +154,7 @@ def test_arguments_of_the_report_that_are_no_run(trained, tmp_path, capsys):
         for name in ("empty", "notes.txt")
     ]
     assert lines[2:] == [str(link / "report.html")]  # one run, not a comparison with itself
+    assert reported(capsys, root, "--quiet")[:2] == (0, [])
     code, _, err = reported(capsys, root, tmp_path / "missing")
     assert code == 2 and f"got {tmp_path / 'missing'}, which does not exist" in err
     code, _, err = reported(capsys, tmp_path / "empty")

@@ -6,7 +6,7 @@ import sys
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app
+from tfrl.launch import app, quiet_flag  # noqa: F401
 
 DOC = """Draws curve.png and report.html of a run folder again, or compares several.
 
