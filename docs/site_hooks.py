@@ -1,6 +1,10 @@
-"""Hooks of the site's build: it fails where a page would load something from another host."""
+"""Hooks of the site's build: it fails where a page would load something from another host.
+
+It also fails on a link to an excluded file.
+"""
 
 import html.parser
+import posixpath
 import re
 
 from mkdocs.exceptions import PluginError
@@ -45,6 +49,15 @@ def loads_from_elsewhere(page):
     parser.feed(page)
     styles = re.findall(r"<style[^>]*>(.*?)</style>", page, flags=re.DOTALL)
     return [*parser.found, *(url for style in styles for url in _IN_STYLES.findall(style))]
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Refuses a link to a file that the site excludes; MkDocs only mentions it."""
+    for target in re.findall(r"\]\(([^()\s#]+)", markdown):
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), target))
+        file = files.get_file_from_path(path)
+        if file is not None and file.inclusion.is_excluded():
+            raise PluginError(f"{page.file.src_path} links to {target}, which the site excludes")
 
 
 def on_post_page(output, page, config):

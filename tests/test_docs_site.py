@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import types
 
 import pytest
 import yaml
@@ -95,6 +96,21 @@ def test_what_a_page_loads_from_elsewhere_is_found():
         '<p style="background: url(https://x.org/b)">': "https://x.org/b",
     }.items():
         assert loads(page) == [found], page
+
+
+@pytest.mark.needs("mkdocs")
+def test_a_link_to_an_excluded_file_is_an_error():
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import PluginError
+    from mkdocs.structure.files import get_files
+
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    files = get_files(config)
+    page = types.SimpleNamespace(file=files.get_file_from_path("evolution.md"))
+    check = hooks().on_page_markdown
+    check((DOCS / "evolution.md").read_text() + "[a](results.md#b)", page, config, files)
+    with pytest.raises(PluginError, match="links to results/evolution_quality.json, which"):
+        check("[a](results/evolution_quality.json)", page, config, files)
 
 
 @pytest.mark.needs("tf_agents", "reverb")

@@ -235,6 +235,12 @@ def test_every_extra_is_in_all(wheel):
     assert scripts == {_command(name): f"tfrl.launch.{name}:run" for name in BINARIES}
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_a_page_names_every_binary(page):
+    line = re.search(r"`tfrl-train`(?:,| and)(?:[^.]*)\.", (ROOT / page).read_text())[0]
+    assert set(re.findall(r"`([\w-]+)`", line)) == set(map(_command, BINARIES))
+
+
 def test_packages_are_complete():
     """Every folder of modules is a package; setuptools would leave others out of the wheel."""
     folders = {path.parent for path in (ROOT / "tfrl").rglob("*.py")}

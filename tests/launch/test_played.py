@@ -16,6 +16,7 @@ from tests.docs_helpers import ROOT, blocks
 from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
 from tfrl.experiment import comparison
+from tfrl.experiment import report as report_lib
 from tfrl.experiment.report import RunRecord
 from tfrl.launch import app, report, sweep, termination, train
 
@@ -133,7 +134,34 @@ def test_the_report_of_a_run(trained, tmp_path, capsys):
     evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
     assert evaluations.count("<tr>") == 3  # of the head, 64 and 128 env steps
     assert "http" not in page.replace("http://www.w3.org", "")
-    code, _, err = reported(capsys, tmp_path / "missing")
+    assert "<tr></tr>" not in page and '<meta name="viewport"' in page
+
+
+def test_the_page_of_a_run(tmp_path):
+    row = {"env_steps": 8, "eval_return_mean": 1.0, "eval_success_mean": 0.25}
+    about = {"command": ["tfrl-train", "--gin_bindings=PPO.hidden = (8,)"]}
+    page = report_lib.render(RunRecord(tmp_path, [row], about, {}), [])
+    assert "<td>tfrl-train &#x27;--gin_bindings=PPO.hidden = (8,)&#x27;</td>" in page
+    evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
+    assert "<th>success_mean</th>" in evaluations and "<td>0.25</td>" in evaluations
+
+
+def test_arguments_of_the_report_that_are_no_run(trained, tmp_path, capsys):
+    root, link = copy_of(trained, tmp_path / "run"), tmp_path / "link"
+    link.symlink_to(root)
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    code, lines, err = reported(capsys, *sorted(tmp_path.iterdir()), root)
+    assert code == 0, err
+    assert lines[:2] == [
+        f"Skipped {tmp_path / name}: not a run folder, it has no metrics.jsonl."
+        for name in ("empty", "notes.txt")
+    ]
+    assert lines[2:] == [str(link / "report.html")]  # one run, not a comparison with itself
+    assert reported(capsys, root, "--quiet")[:2] == (0, [])
+    code, _, err = reported(capsys, root, tmp_path / "missing")
+    assert code == 2 and f"got {tmp_path / 'missing'}, which does not exist" in err
+    code, _, err = reported(capsys, tmp_path / "empty")
     assert code == 2 and "expected one run folder, or several to compare, got" in err
 
 
@@ -166,6 +194,46 @@ def test_curves_over_seeds():
     assert [comparison.final_return(r) for r in runs] == [4, 4]
 
 
+def test_a_comparison_of_unequal_runs(tmp_path):
+    """An unfinished run is named; a group without a curve is a point, or has no legend entry."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    def run(name, steps, returns=None, **summary):
+        rows = [
+            {"env_steps": x, "episode_return": y}
+            for x, y in zip(steps, returns or steps, strict=True)
+        ]
+        return RunRecord(tmp_path / name, rows, {"configuration": {}}, summary)
+
+    full, nearly = run("full", [1000, 60_000]), run("nearly", [1000, 55_000])
+    solved = run("solved", [1000, 40_000], stopped_by="target_return")
+    groups = {"task": {
+        "a": [full, nearly, run("short", [1000, 2000]), solved],
+        "one row": [run("b", [60_000], env_steps_per_second=40_049.6)],
+        "none": [run("c", [60_000], [float("nan")])],
+    }}  # fmt: skip
+    lines = []
+    groups = comparison.finished(groups, lines.append)
+    short = tmp_path / "short"
+    assert lines == [f"Left out: {short} has 2,000 env steps, its group up to 60,000."]
+    assert groups["task"]["a"] == [full, nearly, solved]
+    several, one, _ = comparison.table(groups, with_rliable=False)
+    assert (several["env_steps"], one["env_steps"]) == ("40,000-60,000", 60_000)
+    assert several["return_std"] > 0 and one["return_std"] is None
+    shown = comparison.markdown_of([one])
+    assert shown.endswith("| task | one row | 1 | 60,000 |  | 60,000 | 40,050 |")
+    axes = Figure().subplots()
+    comparison.draw_returns(axes, groups["task"])
+    assert axes.get_legend_handles_labels()[1] == ["a (3)", "one row (1)"]
+    drawn = Figure().subplots()
+    report_lib.label_env_steps(drawn)
+    drawn.set_xlim(0, 900_000)
+    drawn.figure.draw_without_rendering()
+    labels = [tick.get_text() for tick in drawn.get_xticklabels()]
+    assert labels[:2] == ["0", "200k"] and len(labels) <= 6
+
+
 def test_a_sweep_runs_all_and_compares_them(trained, tmp_path, capsys, monkeypatch):
     called = []
 
@@ -196,6 +264,13 @@ def test_a_sweep_runs_all_and_compares_them(trained, tmp_path, capsys, monkeypat
 def test_mistakes_of_a_grid(text):
     with pytest.raises(UserError, match="expected name.parameter=.value"):
         sweep.read_axis(text)
+
+
+def test_a_grid_over_no_parameter_starts_nothing(tmp_path, capsys):
+    root = tmp_path / "sweep"
+    args = (f"--root_dir={root}", "--grid=ModuleConfig.nosuch=[1]")
+    code, _, err = in_process(sweep.main, capsys, *args)
+    assert code == 2 and "Gin binding ModuleConfig.nosuch" in err and not root.exists()
 
 
 def test_what_a_sweep_starts(tmp_path):

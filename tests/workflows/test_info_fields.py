@@ -10,7 +10,9 @@ import tfrl
 from tests.envs.adapters import gymnasium_fakes
 from tfrl.agents import RandomAgent
 from tfrl.envs import registry, testing
+from tfrl.envs.adapters import gymnasium
 from tfrl.errors import UserError
+from tfrl.evaluation import EvaluationResult
 from tfrl.workflows import OnPolicyWorkflow
 
 gymnasium_fakes.register()
@@ -73,6 +75,48 @@ def test_on_the_host(mode):
     np.testing.assert_allclose(evaluated["eval_age_mean"], evaluated["eval_length_mean"] + 0.5)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_field_that_no_episode_has(mode, vectorization, monkeypatch):
+    """NaN instead of a success rate of 0, and one warning with the keys that are there."""
+    monkeypatch.setattr(gymnasium, "_warned", set())
+    task = f"Native{mode.title().replace('_', '')}" if vectorization == "native" else "Scripted"
+    options = {"num_envs": 3, "autoreset": mode, "vectorization": vectorization}
+    keys = "age, text" if vectorization == "sync" else ".*"
+    with (
+        tfrl.make_env(
+            f"gymnasium:tfrl_fakes/{task}-v0",
+            info_fields=("aeg",),
+            max_episode_steps=6 if vectorization == "sync" else None,
+            **options,
+        ) as env,
+        pytest.warns(
+            UserWarning, match=f"no ended episode had 'aeg' so far, .* episode: {keys}."
+        ) as warned,
+    ):
+        state = env.reset(0)
+        values = []
+        for _ in range(5):
+            state = env.step(state, np.zeros(3, np.int64))
+            ended = state.termination | state.truncation
+            assert (state.info["aeg"][~ended] == 0).all()
+            values += state.info["aeg"][ended].tolist()
+    assert values and np.isnan(values).all() and len(warned) == 1
+    tfrl.envs.check_env(env.copy(3))
+
+
+def test_a_missing_value_of_an_evaluation_is_0():
+    def mean(*values):
+        array = np.array(values, np.float32)
+        result = EvaluationResult.of(np.zeros(3), np.ones(3), {"won": array})
+        return result.metrics()["eval_won_mean"]
+
+    assert mean(math.nan, 1.0, 0.5) == 0.5
+    assert math.isnan(mean(*[math.nan] * 3))
+
+
 def test_a_field_that_is_not_there():
-    with pytest.raises(UserError, match="success"):
-        trained(tfrl.make_env("tf:Catch", num_envs=2, info_fields=("success",)), 1)
+    with pytest.raises(UserError) as error:
+        tfrl.make_env("tf:Catch", num_envs=2, info_fields=("success",))
+    assert str(error.value).startswith("info_fields of Catch(")
+    assert "expected names in the task's info, which has none, got success." in str(error.value)

@@ -9,8 +9,9 @@ from typing import Any
 from tfrl import checks, struct
 from tfrl._version import __version__
 from tfrl.envs.core import Autoreset, Env
-from tfrl.envs.wrappers.action_mask import ActionMask, gives_mask
-from tfrl.envs.wrappers.episode import Episode
+from tfrl.envs.host import on_host
+from tfrl.envs.wrappers.action_mask import ActionMask, gives_mask, info_spec
+from tfrl.envs.wrappers.episode import EPISODE_INFO, Episode
 from tfrl.errors import UserError, did_you_mean, nearest
 from tfrl.loading import import_code
 
@@ -193,6 +194,9 @@ def finish(
       wrappers: Inside the autoreset.
       outer_wrappers: Outside the autoreset.
       info_fields: See `Env.info_fields`.
+
+    Raises:
+      UserError: The `info` of a device environment has no such field.
     """
     for wrap in wrappers:
         env = wrap(env)
@@ -205,7 +209,21 @@ def finish(
     env = Episode(env=env, mode=autoreset, limit=limit, info=tuple(info_fields))
     for wrap in outer_wrappers:
         env = wrap(env)
+    if info_fields and not on_host(env):
+        _check_info_fields(env, info_fields)
     return env
+
+
+def _check_info_fields(env: Env, info_fields: Sequence[str]) -> None:
+    own = sorted(set(info_spec(env)) - {*EPISODE_INFO})
+    unknown = [name for name in info_fields if name not in own]
+    if unknown:
+        raise UserError(
+            f"info_fields of {env.unwrapped!r}",
+            expected=f"names in the task's info, which has {', '.join(own) or 'none'}",
+            got=", ".join(unknown),
+            remedy=did_you_mean(unknown[0], own),
+        )
 
 
 def _limit_in_steps(frames: int | None, repeat: int) -> int | None:

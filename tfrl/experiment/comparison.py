@@ -17,6 +17,7 @@ from tfrl.experiment.report import RunRecord
 from tfrl.storage import files
 
 NAME = "comparison"
+_FULL = 0.9  # a run with less of its group's longest is unfinished
 _POINTS = 100  # of a curve
 _RESAMPLES = 2000
 _TASK = "make_env.env_id"
@@ -57,6 +58,33 @@ def _by_difference(runs: Sequence[RunRecord], but: Collection[str]) -> dict[str,
     return groups
 
 
+def finished(groups: Groups, log: Callable[[str], None] = print) -> Groups:
+    """Returns the groups without runs that have less than 90% of their group's most env steps.
+
+    A run that reached its `train.target_return` stays.
+
+    Args:
+      groups: The runs.
+      log: Takes one line per run that is left out.
+    """
+
+    def full(runs: Sequence[RunRecord]) -> list[RunRecord]:
+        kept, most = [], max(map(_env_steps, runs))
+        for run in runs:
+            steps = _env_steps(run)
+            if steps >= _FULL * most or run.summary.get("stopped_by") == "target_return":
+                kept.append(run)
+            else:
+                log(f"Left out: {run.root} has {steps:,} env steps, its group up to {most:,}.")
+        return kept
+
+    return {task: {g: full(runs) for g, runs in own.items()} for task, own in groups.items()}
+
+
+def _env_steps(run: RunRecord) -> int:
+    return int(run.rows[-1]["env_steps"] if run.rows else run.summary.get("env_steps", 0))
+
+
 def curve_of(run: RunRecord, against: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
     """Returns a run's curve, of evaluations or else of training episodes.
 
@@ -80,13 +108,15 @@ def mean_curve(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns axis, mean over runs and its 95% bootstrap band (low, high), each `[100]`.
 
-    The axis ends at the end of the shortest run; curves are interpolated linearly.
+    The axis ends at the end of the shortest run; curves are interpolated linearly. Arrays are empty
+    without a range of the axis that all runs have.
     """
     curves = [curve for run in runs if len((curve := curve_of(run, against))[0])]
-    if not curves:
+    start = max((x[0] for x, _ in curves), default=0)
+    end = min((x[-1] for x, _ in curves), default=0)
+    if start >= end:
         return (np.zeros(0),) * 4
-    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    axis = np.linspace(start, max(start, end), _POINTS)
+    axis = np.linspace(start, end, _POINTS)
     values = np.stack([np.interp(axis, x, y) for x, y in curves])  # [runs, points]
     draws = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
     low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975], axis=0)
@@ -120,11 +150,12 @@ def table(groups: Groups, with_rliable: bool) -> list[dict[str, Any]]:
                 "group": group,
                 "runs": len(runs),
                 "return_mean": float(scores[group].mean()),
-                "return_std": float(scores[group].std()),
+                "return_std": float(scores[group].std()) if len(runs) > 1 else None,
             }
             if group in iqm:
                 row |= dict(zip(("iqm", "iqm_low", "iqm_high"), iqm[group], strict=True))
-            row["env_steps"] = max((r.rows[-1]["env_steps"] for r in runs if r.rows), default=0)
+            least, most = min(map(_env_steps, runs)), max(map(_env_steps, runs))
+            row["env_steps"] = most if least == most else f"{least:,}-{most:,}"
             row["env_steps_per_second"] = _median(speeds)
             rows.append(row)
     return rows
@@ -177,8 +208,12 @@ def draw(groups: Groups, path: pathlib.Path, against: str, with_rliable: bool) -
     panels = figure.subplots(len(groups), columns, squeeze=False)
     for row, (task, by_group) in zip(panels, groups.items(), strict=True):
         draw_returns(row[0], by_group, against)
-        row[0].set_title(f"{task}: return, 95% bootstrap")
-        row[0].set_xlabel("env steps" if against == "env_steps" else "seconds of training")
+        several = any(len(runs) > 1 for runs in by_group.values())
+        row[0].set_title(f"{task}: return" + (", 95% bootstrap" if several else ""))
+        if against == "env_steps":
+            report.label_env_steps(row[0])
+        else:
+            row[0].set_xlabel("seconds of training")
         row[0].grid(alpha=0.3)
         row[0].legend(fontsize=7)
         if with_rliable:
@@ -191,7 +226,8 @@ def draw_returns(
 ) -> None:
     """Draws the mean curve of every group with its 95% bootstrap band.
 
-    A group without curves is a point: the mean final return with its interval.
+    A group without curves is a point: the mean final return with its interval. A group without
+    returns is left out.
 
     Args:
       axes: Matplotlib axes.
@@ -206,9 +242,14 @@ def draw_returns(
             axes.fill_between(axis, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
             continue
         finals = np.array([final_return(run) for run in runs])
+        if np.isnan(finals).any():
+            continue
         below, above = bootstrap_interval(finals)
         spread = [[finals.mean() - below], [above - finals.mean()]]
-        at = max(run.summary.get("env_steps", 0) for run in runs)
+        ends = [
+            run.seconds()[-1:].sum() if against == "seconds" else _env_steps(run) for run in runs
+        ]
+        at = max(ends)
         axes.errorbar([at], [finals.mean()], yerr=spread, fmt="o", capsize=3, label=label)
 
 
@@ -236,7 +277,7 @@ def write(
     """Compares runs: writes `comparison.png`, `.html`, `.md` and `.csv` into a folder.
 
     Args:
-      folders: The run folders; those without metrics are logged and skipped.
+      folders: The run folders; those without metrics, and unfinished ones, are logged and skipped.
       target: The folder to write; created if missing.
       against: The axis of the curves, "env_steps" or "seconds".
       may_differ: As in `grouped`.
@@ -262,7 +303,7 @@ def write(
     except UserError as error:
         log(f"Without interquartile means, profiles and probabilities of improvement. {error}")
         with_rliable = False
-    groups = grouped(runs, may_differ)
+    groups = finished(grouped(runs, may_differ), log)
     tables = [table(groups, with_rliable)]
     if with_rliable:
         tables.append(improvements(groups))
@@ -283,9 +324,7 @@ def write(
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else report.shown(value)
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,6 +5,8 @@ import dataclasses
 import html
 import json
 import pathlib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,11 +112,20 @@ def draw_curve(run: RunRecord, path: pathlib.Path) -> None:
         if title == "return":
             _draw_evaluations(axes, run)
         axes.set_title(title)
-        axes.set_xlabel("env steps")
+        label_env_steps(axes)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
+        alone = title == "learning rate" and len(names) == 1  # the title says it
+        if axes.get_legend_handles_labels()[0] and not alone:
             axes.legend(fontsize=7)
     save(figure, path)
+
+
+def label_env_steps(axes: Any) -> None:
+    """Labels the x axis: a few ticks of the form 100k."""
+    ticker = extras.require("matplotlib.ticker", "plots")
+    axes.set_xlabel("env steps")
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
 def _draw_evaluations(axes: Any, run: RunRecord) -> None:
@@ -175,14 +186,18 @@ def render(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> str:
         "wall seconds": _shown(summary.get("wall_seconds")),
         "ended by": summary.get("stopped_by", "not ended"),
     }
+    command = about.get("command")
     system = {
-        **{name: about.get(name) for name in ("created", "git_hash", "seed", "command")},
+        **{name: about.get(name) for name in ("created", "git_hash", "seed")},
+        "command": None if command is None else shlex.join(command),
         **{name: about.get(name) for name in ("device", "cpu_count", "platform")},
         "threads of an operation": about.get("intra_op_threads"),
         **about.get("versions", {}),
     }
+    means = [n.removeprefix("eval_") for n in run.names if re.fullmatch("eval_.*_mean", n)]
+    columns = [*_EVALUATION, *(n for n in means if n not in _EVALUATION)]  # also info_fields
     evaluations = [
-        [row["env_steps"], *(_shown(row.get(f"eval_{n}")) for n in _EVALUATION)]
+        [row["env_steps"], *(_shown(row.get(f"eval_{n}")) for n in columns)]
         for row in run.rows
         if _number(row.get("eval_return_mean"))
     ]
@@ -190,7 +205,7 @@ def render(run: RunRecord, differing: Sequence[tuple[str, str, str]]) -> str:
         picture(run.root / CURVE) or f"<p>No curves: matplotlib is missing ({_INSTALL}).</p>",
         "<h2>Result</h2>" + table(["", ""], result.items()),
         *_videos(run.root),
-        "<h2>Evaluations</h2>" + table(["env steps", *_EVALUATION], evaluations),
+        "<h2>Evaluations</h2>" + table(["env steps", *columns], evaluations),
         "<h2>Hyperparameters that differ from their defaults</h2>"
         + table(["name", "value", "default"], differing),
         "<h2>Compile choices</h2>" + table(["", ""], about.get("compile_choices", {}).items()),
@@ -207,23 +222,32 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; 
 table { border-collapse: collapse; } td, th { padding: .2em .8em; text-align: left; }
 tr:nth-child(even) { background: #8882; } img, video { max-width: 100%; background: white; }
 td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+@media (prefers-color-scheme: dark) { img { filter: invert(0.9) hue-rotate(180deg); } }
 """
 
 
 def page(title: str, parts: Sequence[str]) -> str:
     """Returns a page from HTML parts."""
     name = html.escape(title)
-    head = f'<meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{name}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html><head>{head}</head><body><h1>{name}</h1>\n" + "\n".join(
         [*parts, "</body></html>\n"]
     )
 
 
 def _shown(value: Any, spread: Any = None) -> str:
-    if value is None:
-        return "none"
-    text = f"{value:,.5g}" if isinstance(value, float) else f"{value:,}"
-    return text if spread is None else f"{text} +- {spread:,.5g}"
+    text = "none" if value is None else shown(value)
+    return text if spread is None else f"{text} +- {shown(spread)}"
+
+
+def shown(value: Any) -> str:
+    """Returns a value for a table; numbers have thousands separators."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:,.5g}"
 
 
 def table(head: Sequence[str], rows: Any) -> str:
@@ -236,8 +260,9 @@ def table(head: Sequence[str], rows: Any) -> str:
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>\n" for row in rows)
     if not body:
         return "<p>None.</p>"
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in head) if any(head) else ""
-    return f"<table><tr>{names}</tr>\n{body}</table>"
+    names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    first = f"<tr>{names}</tr>\n" if any(head) else ""
+    return f"<table>{first}{body}</table>"
 
 
 def _embedded(path: pathlib.Path) -> str:

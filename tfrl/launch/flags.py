@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfrl.distribute.choice import STRATEGIES, choose
+from tfrl.launch import quiet_flag  # noqa: F401
 from tfrl.launch.api import StartOptions
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ flags.DEFINE_boolean(
     "Import the Python modules that the configuration in --root_dir names; only for folders that "
     "you trust.",
 )
-flags.DEFINE_boolean("quiet", False, "Print only warnings, errors and the last line of JSON.")
 flags.DEFINE_boolean(
     "deterministic_ops", False, "Use only bitwise reproducible ops; fail on others."
 )

@@ -6,7 +6,7 @@ import sys
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app
+from tfrl.launch import app, quiet_flag  # noqa: F401
 
 DOC = """Draws curve.png and report.html of a run folder again, or compares several.
 
@@ -24,7 +24,16 @@ flags.DEFINE_enum(
 
 def main(folders: list[str]) -> int:
     """Reports as the command line says; returns the exit code."""
-    runs = [folder for folder in folders if pathlib.Path(folder).expanduser().is_dir()]
+    runs: dict[pathlib.Path, pathlib.Path] = {}  # by resolved path: a folder counts once
+    for path in (pathlib.Path(folder).expanduser() for folder in folders):
+        if not path.exists():
+            raise UserError(
+                "tfrl-report", expected="folders that exist", got=f"{path}, which does not exist"
+            )
+        if (path / "metrics.jsonl").is_file():
+            runs.setdefault(path.resolve(), path)
+        else:
+            app.say(f"Skipped {path}: not a run folder, it has no metrics.jsonl.")
     if not runs:
         raise UserError(
             "tfrl-report",
@@ -37,12 +46,12 @@ def main(folders: list[str]) -> int:
     from tfrl.launch import configurables, training  # noqa: F401
 
     if len(runs) == 1:
-        app.say(str(training.write_report(RunFolder(runs[0]))))
+        app.say(str(training.write_report(RunFolder(*runs.values()))))
         return 0
     from tfrl.experiment import comparison
 
     page = comparison.write(
-        runs,
+        list(runs.values()),
         pathlib.Path(flags.FLAGS.comparison_dir).expanduser().absolute(),
         against=flags.FLAGS.against,
         may_differ=training.MAY_CHANGE,

@@ -36,7 +36,10 @@ def main() -> int:
     remote.check_local("root_dir", values.root_dir)
     files = list(values.gin_file) or ["ppo/tf_cartpole.gin"]
     grid = [read_axis(text) for text in flags.FLAGS.grid]
-    gin_files.read(files, values.gin_bindings)  # reports a typo before any process starts
+    gin_files.read(files, values.gin_bindings)  # reports a typo before TensorFlow is imported
+    first, *_ = combinations(grid)
+    # Reports an unknown name of the grid before any process starts.
+    gin_files.parse(files, (*values.gin_bindings, *first), ("tfrl.launch.settings",))
     root = pathlib.Path(values.root_dir or f"{api.default_root_dir(files)}_sweep").expanduser()
     root.mkdir(parents=True, exist_ok=True)
     seeds = range(values.seed, values.seed + flags.FLAGS.seeds)

@@ -1,6 +1,7 @@
 """The suite `gymnasium`: any environment of Gymnasium's registry, Atari and MuJoCo included."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfrl.envs.adapters import gymnasium_vector, host_spaces
 from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
 from tfrl.envs.adapters.gymnasium_env import (
     ENTRY_POINT,
+    INFO_KEYS,
     AtariOptions,
     channels_last,
     full_mask,
@@ -31,6 +33,7 @@ from tfrl.envs.host_wrappers import refuse_device_wrappers, split_wrappers
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
+_warned: set[tuple[str, str]] = set()  # ids of environments, and fields
 _REPEAT = "Reproduce it with the same make_env arguments and the same command or actions."
 
 
@@ -71,6 +74,7 @@ class GymnasiumBackend(Backend):
         self.render_fps = float(vector.metadata.get("render_fps") or Backend.render_fps)
         self.info_spec = {n: tf.TensorSpec([], tf.float32) for n in source.info_fields}
         self.info_fields = tuple(name for name in source.info_fields if name != LOST)
+        self._missing = set(self.info_fields)  # those that no ended episode had so far
         self._colours = 0  # channels of frames that a native vector environment stacks first
         space = vector.single_observation_space
         if self._native and source.atari is not None:
@@ -255,7 +259,28 @@ class GymnasiumBackend(Backend):
                 expected=f"numbers [{self.num_envs}]",
                 got=f"shape {list(values.shape)}",
             )
+        if name in self._missing and ended.any():
+            last = infos if last is None else last
+            there = np.asarray(last.get(f"_{name}", np.full(self.num_envs, name in last)))
+            if (there & ended).any():
+                self._missing.discard(name)
+            else:
+                values[ended] = np.nan
+                self._warn(name, last)
         return values
+
+    def _warn(self, name: str, infos: Mapping[str, Any]) -> None:
+        """Warns once of a field that no ended episode had so far."""
+        keys = next((text for text in infos.get(INFO_KEYS, ()) if text), None)
+        if (self.name, name) in _warned or keys is None and not self._native:  # a lost episode
+            return
+        _warned.add((self.name, name))
+        keys = keys or ", ".join(sorted(k for k in infos if not k.startswith("_"))) or "none"
+        warnings.warn(
+            f"info_fields of {self.name}: no ended episode had {name!r} so far, which is NaN until "
+            f"then; the keys of info at the end of an episode: {keys}.",
+            stacklevel=2,
+        )
 
     # The rest.
 
@@ -338,7 +363,8 @@ def make_gymnasium(
         sync.
       render_mode: As in `gymnasium.make`.
       info_fields: Names of numbers in `info` to copy to each state's `info`, float32 `[B]`; 0 if
-        missing. Their means over the last steps of episodes are metrics.
+        missing. Their means over the last steps of episodes are metrics. A field is NaN at the ends
+        of episodes, with a warning, until an ended episode has had it.
       atari: False to not preprocess frames of Atari games, else see `AtariOptions`, whose fields
         are also arguments.
       timeout: Seconds for the start, a reset or a step of `async` processes.

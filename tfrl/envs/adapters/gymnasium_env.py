@@ -214,6 +214,7 @@ def channels_last(frames: np.ndarray, colours: int = 1) -> np.ndarray:
 
 
 MASK = "action_mask"
+INFO_KEYS = "tfrl_info_keys"  # of the last step of an episode that misses one of the info_fields
 NO_LIMIT = -1
 _LOG = logging.getLogger(__name__)
 
@@ -461,6 +462,8 @@ class Member(gymnasium.Wrapper):
         for name in self._fields:
             if name in info:
                 kept_info[name] = self._number(name, info[name])
+            elif ended and name != LOST:
+                kept_info[INFO_KEYS] = ", ".join(sorted(map(str, info))) or "none"
         if MASK in info:
             kept_info[MASK] = stacked_mask(self._name, self.action_space, info[MASK])
         elif self._masked and ended:  # many give no mask where no action follows

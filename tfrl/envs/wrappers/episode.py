@@ -16,6 +16,9 @@ from tfrl.envs.host import on_host, reset_rows
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
+# The items of `info` that the layer adds.
+EPISODE_INFO = ("final_obs", "autoreset", "episode_return", "episode_length")
+
 
 @struct.dataclass
 class EpisodeState(struct.Struct):
