@@ -105,8 +105,7 @@ def test_run_folder(first):
 
 
 def test_summary(first):
-    root, done = first
-    assert f"{root} has no run, and --gin_file is not given: ppo/tf_cartpole.gin." in done.stdout
+    root, _ = first
     summary = launch_runs.summary(root)
     assert summary["env_steps"] == 512
     assert summary["eval_episodes"] == 4

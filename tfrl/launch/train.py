@@ -76,9 +76,6 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
         gin_files.read(files, values.gin_bindings)
-        root_dir = values.root_dir
-        if root_dir is not None and not values.gin_file and not run_config.holds(root_dir):
-            app.say(f"{root_dir} has no run, and --gin_file is not given: {DEFAULT_GIN_FILE}.")
     if (env_steps := flags.FLAGS.total_env_steps) is not None:
         budget = gin_files.budget_binding(files, values.gin_bindings, env_steps)
         values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
