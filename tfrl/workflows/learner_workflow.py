@@ -39,6 +39,7 @@ from tfrl.metrics.accumulator import (
 )
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows import stages
@@ -101,6 +102,7 @@ class LearnerWorkflow(Workflow):
         "_learner",
         "_evaluators",
         "compiled_process_rollout",
+        "_played_form",
     }
     # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
@@ -677,6 +679,8 @@ class LearnerWorkflow(Workflow):
           runner: The state's runner, whose compile modes the copy takes over; None for a state
             without one.
         """
+        if runner is None:
+            self._check_played(state)
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
             learner,
@@ -695,6 +699,30 @@ class LearnerWorkflow(Workflow):
         for name in names:
             _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
         return copy
+
+    def _check_played(self, state: State) -> None:
+        """Raises a UserError for environments or a recurrent state of another form."""
+        if self.rollout_source.in_python or self.replicas.several:
+            return  # environments of their own, and one form for each replica
+        for name, form in zip(("env_state", "carry"), self._played_form, strict=True):
+            check_fits(
+                f"{name} of the state",
+                form,
+                struct.paths(getattr(state, name)),
+                expected=f"the values of {self.env.num_envs} environments of this workflow",
+                remedy="Set up the state with the same num_envs, or begin new episodes: "
+                "state.replace(env_state=workflow.env.reset(key)).",
+            )
+
+    @functools.cached_property
+    def _played_form(self) -> list[dict[str, tf.TensorSpec]]:
+        """The specs of `env_state` and `carry` by path; traces a reset and runs nothing."""
+        begin = tf.function(self._begin, autograph=False)
+        parts = begin.get_concrete_function(seeding.key(0)).structured_outputs
+        return [
+            {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(part).items()}
+            for part in parts
+        ]
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
@@ -958,18 +986,12 @@ class LearnerWorkflow(Workflow):
 def _assign(what: str, variables: Nest, values: Nest) -> None:
     """Assigns a nest of values; raises a UserError for another structure or shape."""
     own, new = struct.paths(variables), struct.paths(values)
-    wrong = sorted(set(own) ^ set(new)) or [
-        f"{p} of shape {tuple(new[p].shape)} for {tuple(x.shape)}"
-        for p, x in own.items()
-        if tuple(new[p].shape) != tuple(x.shape)
-    ]
-    if wrong:
-        raise UserError(
-            what,
-            expected="the structure and shapes of this workflow's state",
-            got="a different structure at "
-            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
-            remedy="Start from the state that this workflow's `setup` returns.",
-        )
+    check_fits(
+        what,
+        own,
+        new,
+        expected="the structure and shapes of this workflow's state",
+        remedy="Start from the state that this workflow's `setup` returns.",
+    )
     for path, variable in own.items():
         variable.assign(new[path])
