@@ -625,7 +625,7 @@ class Learner:
         return self._get_global_norm_function()
 
     def _get_global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-        return tf.linalg.global_norm  # type: ignore[no-any-return]
+        return tf.linalg.global_norm
 
     def apply_gradients(self, gradients_dict: ParamDict) -> None:
         """Applies gradients `{param ref: gradient}` with the optimizers of their variables.
@@ -711,7 +711,7 @@ class Learner:
 
     # Updates.
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def fit(
         self,
         state: LearnerState,
@@ -797,7 +797,7 @@ class Learner:
                 remedy="Pass learner.learner_state, whose leaves are variables.",
             )
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def update(
         self,
         batch: Nest,

@@ -323,7 +323,7 @@ class Workflow(abc.ABC):
         evaluator = self.evaluator
         if num_episodes is not None:
             evaluator = evaluator.replace(num_episodes=num_episodes)
-        return evaluator.evaluate(self.agent_state(state), key)  # type: ignore[no-any-return]
+        return evaluator.evaluate(self.agent_state(state), key)
 
     def video_env(self) -> Any:
         """Returns environments to record a video in."""

@@ -360,7 +360,7 @@ class LearnerWorkflow(Workflow):
                 m: own.replace(normalizer=after[m]) if m in after else own
                 for m, own in state.agent_state.items()
             }
-        return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+        return state.replace(agent_state=agent_state)
 
     def stages_of(self, state: State) -> Stages | None:
         """Returns the stages in use; None if the user calls `iterate`: its state must be new."""
@@ -405,9 +405,7 @@ class LearnerWorkflow(Workflow):
             agent_state = agent_state[DEFAULT_MODULE_ID]
             opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
         metrics = state.metrics.replace(learner=learner_state.counters)
-        return state.replace(  # type: ignore[no-any-return]
-            agent_state=agent_state, opt_state=opt_state, metrics=metrics
-        )
+        return state.replace(agent_state=agent_state, opt_state=opt_state, metrics=metrics)
 
     # Hooks; all are traced.
 
@@ -745,18 +743,18 @@ class LearnerWorkflow(Workflow):
                         "or choose check_numerics='skip'.",
                     )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)  # type: ignore[no-any-return]
+        return done.replace(rows=rows)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
         self.rollout_source.begin_call(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
-        return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics, prefetched=None)
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back the leaves that `begin_call` dropped."""
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
-        return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
+        return after.replace(metrics=after.metrics.replace(**kept))
 
     def times_stages(self, run_stages: Stages) -> bool:
         """Whether clocks time rollout and update where possible; here always."""
@@ -777,7 +775,7 @@ class LearnerWorkflow(Workflow):
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns the function that chooses the actions of a phase."""
         agent = self.agent
-        return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
+        return agent.random_actions if phase.random else agent.compute_actions
 
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
@@ -877,7 +875,7 @@ class LearnerWorkflow(Workflow):
             evaluator = Evaluator(
                 env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes
             )
-        return evaluator.replace(  # type: ignore[no-any-return]
+        return evaluator.replace(
             env=self.replica_eval_env, num_episodes=num_episodes, compile=compile
         )
 
