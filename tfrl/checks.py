@@ -178,7 +178,7 @@ def instance(name: str, value: Any, kinds: Any, expected: str, *, remedy: str = 
 def function(name: str, value: Any, expected: str, *, remedy: str = "") -> Any:
     """Returns what can be called; `expected` is what the message calls it."""
     if callable(value):
-        return value  # type: ignore[return-value]
+        return value
     raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
 
 

@@ -182,7 +182,7 @@ def sums_rows(loss: Any) -> bool:
 
 def loss_of_rows(loss: Any) -> Callable[[Any, Any], Any]:
     """Returns `(y_true, y_pred) -> loss of each row` of a loss object or function."""
-    return loss.call if _is_loss_object(loss) else loss  # type: ignore[no-any-return]
+    return loss.call if _is_loss_object(loss) else loss
 
 
 def _is_loss_object(value: Any) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tfrl import RandomAgent, Workflow, seeding
+from tfrl import RandomAgent, Workflow, seeding, struct
 from tfrl.errors import UserError
 from tfrl.keras import api as keras
 from tfrl.learners import ModuleConfig
@@ -263,12 +263,26 @@ def test_states_of_another_form_are_refused(env):
 
     ppo = functools.partial(tfrl.OnPolicyWorkflow, env, rollout_length=LENGTH, num_minibatches=1)
     with pytest.raises(
-        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* at par"
+        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* got missing params/"
     ):
         Other(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1).setup(0)
     other = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4).setup(0)
     with pytest.raises(UserError, match="replay_buffer_state of the state: expected the structure"):
         ppo(tfrl.PPO).step(other)
+    more = tfrl.make_env("tf:CartPole-v1", num_envs=8)
+    other = tfrl.OnPolicyWorkflow(more, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
+    with pytest.raises(
+        UserError,
+        match=r"env_state of the state: expected the values of 2 environments .* got .* of shape "
+        r"\(8,.*\) for \(2,",
+    ):
+        ppo(tfrl.PPO).step(other.setup(0))
+    state = ppo(tfrl.PPO).setup(0)
+    for give in (lambda x: x, struct.values):
+        fresh = other.setup(0).replace(env_state=None)
+        with pytest.raises(UserError, match="env_state of the state: .* got missing"):
+            ppo(tfrl.PPO).step(give(fresh))
+    assert ppo(tfrl.PPO).step(struct.values(state))[0]["iterations"] == 1
     with pytest.raises(UserError, match="expected a state from `setup`, got NoneType"):
         ppo(tfrl.PPO).step(None)
     with pytest.raises(UserError, match="^replay_buffer: expected a function"):

@@ -44,7 +44,7 @@ def _refusing_other_arguments(cls: type[T]) -> type[T]:
 
 def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
     """Raises a UserError that lists all unknown fields."""
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    known = [f.name for f in dataclasses.fields(cls)]
     unknown = [name for name in names if name not in known]
     if unknown:
         near = (did_you_mean(str(name), known) for name in unknown)

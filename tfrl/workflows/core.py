@@ -22,6 +22,7 @@ from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import logic_key, traces_of
 from tfrl.workflows.checks import check_newest
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
@@ -322,7 +323,7 @@ class Workflow(abc.ABC):
         evaluator = self.evaluator
         if num_episodes is not None:
             evaluator = evaluator.replace(num_episodes=num_episodes)
-        return evaluator.evaluate(self.agent_state(state), key)  # type: ignore[no-any-return]
+        return evaluator.evaluate(self.agent_state(state), key)
 
     def video_env(self) -> Any:
         """Returns environments to record a video in."""
@@ -493,19 +494,15 @@ class Workflow(abc.ABC):
         if isinstance(self.env, HostEnv):
             values = {**own, **values}
         kept = () if environments else ("env_state", "carry")
-        leaves = [x if p.split("/")[0] in kept else values[p] for p, x in own.items()]
-        wrong = [
-            f"{p} of shape {tuple(values[p].shape)} for {tuple(x.shape)}"
-            for p, x in own.items()
-            if p.split("/")[0] not in kept and tuple(values[p].shape) != tuple(x.shape)
-        ]
-        if wrong:
-            raise UserError(
-                "the checkpoint",
-                expected="the shapes of this workflow's state",
-                got="; ".join(wrong[:3]),
-                remedy="Restore with the configuration that saved it.",
-            )
+        loaded = {p: x for p, x in own.items() if p.split("/")[0] not in kept}
+        check_fits(
+            "the checkpoint",
+            loaded,
+            {p: values[p] for p in loaded},
+            expected="the shapes of this workflow's state",
+            remedy="Restore with the configuration that saved it.",
+        )
+        leaves = [values[p] if p in loaded else x for p, x in own.items()]
         leaves = [
             put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
         ]

@@ -39,6 +39,7 @@ from tfrl.metrics.accumulator import (
 )
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows import stages
@@ -101,6 +102,7 @@ class LearnerWorkflow(Workflow):
         "_learner",
         "_evaluators",
         "compiled_process_rollout",
+        "_played_form",
     }
     # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
@@ -358,7 +360,7 @@ class LearnerWorkflow(Workflow):
                 m: own.replace(normalizer=after[m]) if m in after else own
                 for m, own in state.agent_state.items()
             }
-        return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+        return state.replace(agent_state=agent_state)
 
     def stages_of(self, state: State) -> Stages | None:
         """Returns the stages in use; None if the user calls `iterate`: its state must be new."""
@@ -403,9 +405,7 @@ class LearnerWorkflow(Workflow):
             agent_state = agent_state[DEFAULT_MODULE_ID]
             opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
         metrics = state.metrics.replace(learner=learner_state.counters)
-        return state.replace(  # type: ignore[no-any-return]
-            agent_state=agent_state, opt_state=opt_state, metrics=metrics
-        )
+        return state.replace(agent_state=agent_state, opt_state=opt_state, metrics=metrics)
 
     # Hooks; all are traced.
 
@@ -677,6 +677,8 @@ class LearnerWorkflow(Workflow):
           runner: The state's runner, whose compile modes the copy takes over; None for a state
             without one.
         """
+        if runner is None:
+            self._check_played(state)
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
             learner,
@@ -695,6 +697,30 @@ class LearnerWorkflow(Workflow):
         for name in names:
             _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
         return copy
+
+    def _check_played(self, state: State) -> None:
+        """Raises a UserError for environments or a recurrent state of another form."""
+        if self.rollout_source.in_python or self.replicas.several:
+            return  # environments of their own, and one form for each replica
+        for name, form in zip(("env_state", "carry"), self._played_form, strict=True):
+            check_fits(
+                f"{name} of the state",
+                form,
+                struct.paths(getattr(state, name)),
+                expected=f"the values of {self.env.num_envs} environments of this workflow",
+                remedy="Set up the state with the same num_envs, or begin new episodes: "
+                "state.replace(env_state=workflow.env.reset(key)).",
+            )
+
+    @functools.cached_property
+    def _played_form(self) -> list[dict[str, tf.TensorSpec]]:
+        """The specs of `env_state` and `carry` by path; traces a reset and runs nothing."""
+        begin = tf.function(self._begin, autograph=False)
+        parts = begin.get_concrete_function(seeding.key(0)).structured_outputs
+        return [
+            {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(part).items()}
+            for part in parts
+        ]
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
@@ -717,18 +743,18 @@ class LearnerWorkflow(Workflow):
                         "or choose check_numerics='skip'.",
                     )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)  # type: ignore[no-any-return]
+        return done.replace(rows=rows)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
         self.rollout_source.begin_call(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
-        return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics, prefetched=None)
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back the leaves that `begin_call` dropped."""
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
-        return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
+        return after.replace(metrics=after.metrics.replace(**kept))
 
     def times_stages(self, run_stages: Stages) -> bool:
         """Whether clocks time rollout and update where possible; here always."""
@@ -749,7 +775,7 @@ class LearnerWorkflow(Workflow):
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns the function that chooses the actions of a phase."""
         agent = self.agent
-        return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
+        return agent.random_actions if phase.random else agent.compute_actions
 
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
@@ -849,7 +875,7 @@ class LearnerWorkflow(Workflow):
             evaluator = Evaluator(
                 env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes
             )
-        return evaluator.replace(  # type: ignore[no-any-return]
+        return evaluator.replace(
             env=self.replica_eval_env, num_episodes=num_episodes, compile=compile
         )
 
@@ -958,18 +984,12 @@ class LearnerWorkflow(Workflow):
 def _assign(what: str, variables: Nest, values: Nest) -> None:
     """Assigns a nest of values; raises a UserError for another structure or shape."""
     own, new = struct.paths(variables), struct.paths(values)
-    wrong = sorted(set(own) ^ set(new)) or [
-        f"{p} of shape {tuple(new[p].shape)} for {tuple(x.shape)}"
-        for p, x in own.items()
-        if tuple(new[p].shape) != tuple(x.shape)
-    ]
-    if wrong:
-        raise UserError(
-            what,
-            expected="the structure and shapes of this workflow's state",
-            got="a different structure at "
-            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
-            remedy="Start from the state that this workflow's `setup` returns.",
-        )
+    check_fits(
+        what,
+        own,
+        new,
+        expected="the structure and shapes of this workflow's state",
+        remedy="Start from the state that this workflow's `setup` returns.",
+    )
     for path, variable in own.items():
         variable.assign(new[path])

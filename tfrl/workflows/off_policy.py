@@ -337,16 +337,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def setup_workflow_metrics(self) -> RunMetrics:
         """Returns the counters of a fresh run."""
         start = tf.constant(self.learning_starts, tf.int64)
-        return super().setup_workflow_metrics().replace(learning_start=start)  # type: ignore[no-any-return]
+        return super().setup_workflow_metrics().replace(learning_start=start)
 
     def _with_start(self, state: State, start: int) -> State:
         metrics = state.metrics.replace(learning_start=tf.constant(start, tf.int64))
-        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics)
 
     def setup_replay(self) -> ReplayBuffer:
         """Returns this process' empty replay buffer for a fresh run."""
         if not self.loops_in_python:
-            return self.replay.init()  # type: ignore[no-any-return]
+            return self.replay.init()
         buffer = self.replay.part(self.replicas.num_workers).init()
         self._servers.add(buffer)
         return buffer
@@ -356,7 +356,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if self.loops_in_python:
             return {}
         with self.replicas.scope():
-            return self.setup_replay().variables()  # type: ignore[attr-defined,no-any-return]
+            return self.setup_replay().variables()  # type: ignore[attr-defined]
 
     def replay_buffer(self, state: State) -> ReplayBuffer:
         """Returns the replay buffer of a state, with `add`, `sample`, `size`."""
@@ -403,7 +403,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _reverb(self, state: State) -> ReverbExperience:
         """Returns the Reverb experience of a state."""
-        return self.runner(state).experience  # type: ignore[attr-defined,no-any-return]
+        return self.runner(state).experience  # type: ignore[attr-defined]
 
     def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """Returns the experience of a state, on Reverb or in the graph."""
@@ -485,7 +485,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # An iteration; traced.
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, stores the steps, and learns from samples.
 
@@ -606,11 +606,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _prefetched(self, state: State) -> State:
         batch = self._batch_of(state, state.metrics.iterations, state.metrics.env_steps)
-        return state.replace(prefetched=batch)  # type: ignore[no-any-return]
+        return state.replace(prefetched=batch)
 
     def drop_prefetched(self, state: State) -> State:
         """Drops the batch; the next call draws the same one again."""
-        return state.replace(prefetched=None)  # type: ignore[no-any-return]
+        return state.replace(prefetched=None)
 
     def _batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
         """Returns the sample of an iteration's learner step, and the keys of update and rollout."""
@@ -647,7 +647,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
 
         run_stages: Any = stages.current()
-        return run_stages.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
+        return run_stages.once("rollout and replay", make)(leaves.carried(form))
 
     # Learner steps.
 

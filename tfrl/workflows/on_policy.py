@@ -132,7 +132,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         """Rows of a minibatch, by module."""
         return self.minibatch_sizes
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, and trains on the rows of the rollout.
 
