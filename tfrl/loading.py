@@ -32,6 +32,9 @@ _MOVED = {
 # The file whose names are not trusted, and the modules that the caller has named.
 _distrusted: str | None = None
 _trusted: set[str] = set()
+# How a program lets a run folder import modules.
+_remedy = _ARGUMENT = "pass allow_code=True."
+_FLAG = "pass --allow_code or import the module in your own --gin_file."
 
 
 class UnknownNameError(Exception):
@@ -125,6 +128,12 @@ def distrust(source: str | None) -> None:
         _trusted.clear()
 
 
+def say_flags(in_binary: bool) -> None:
+    """Sets whether messages name the flags of a binary, in the place of arguments."""
+    global _remedy
+    _remedy = _FLAG if in_binary else _ARGUMENT
+
+
 def distrusted() -> str | None:
     """Returns the file that `distrust` was given, or None."""
     return _distrusted
@@ -153,7 +162,6 @@ def import_code(module: str, thing: str) -> types.ModuleType:
             thing,
             expected=f"no code in {_distrusted}, since it may come from an untrusted source",
             got=f"the Python module {module!r}, which would be imported and run",
-            remedy="If you trust the folder, pass --allow_code or import the module in your own "
-            "--gin_file.",
+            remedy=f"If you trust the folder, {_remedy}",
         )
     return importlib.import_module(module)

@@ -8,8 +8,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+import tfrl
+from tfrl.agents import RandomAgent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
+from tfrl.evaluation import video
 from tfrl.learners.connectors.columns import RowFunction
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learners"))
@@ -83,3 +86,17 @@ def test_other_functions_made_for_each_object(found):
         sizes(rows[0], np.ones([n], np.float32))
     assert found == []
     assert sizes.traces == 5
+
+
+def test_environments_and_videos_made_for_each_object(found):
+    for _ in range(5):
+        env = tfrl.make_env("tf:CartPole-v1")
+        player = tfrl.envs.as_gymnasium(env)
+        player.reset(seed=0)
+        player.step(0)
+        agent = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        state = agent.init(tfrl.seeding.key(0))
+        steps = video._DeviceSteps(env, agent, state, agent.evaluate_actions, 2)
+        steps.begin(tfrl.seeding.key(0), tfrl.seeding.key(1))
+        steps.step(0)
+    assert found == []

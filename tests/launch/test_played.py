@@ -81,6 +81,25 @@ def test_a_run_goes_on_from_its_folder_alone(trained, tmp_path, capsys, monkeypa
         tfrl.train(total_env_steps=32)
 
 
+def test_learn_in_a_finished_folder_drops_the_summary(trained, tmp_path):
+    root = copy_of(trained, tmp_path / "run")
+    workflow, state = tfrl.load(root).workflow()
+    options = {"root_dir": str(root), "progress": False}
+    workflow.learn(state, total_env_steps=128, **options)
+    assert (root / "summary.json").is_file()  # nothing to train
+    workflow, state = tfrl.load(root).workflow()
+    workflow.learn(state, total_env_steps=160, **options)
+    assert not (root / "summary.json").exists()
+
+
+def test_a_folder_with_code_asks_for_the_argument(trained, tmp_path):
+    root = copy_of(trained, tmp_path / "run")
+    config = root / "operative_config.gin"
+    config.write_text("import foreign_code\n" + config.read_text())
+    with pytest.raises(UserError, match="If you trust the folder, pass allow_code=True.$"):
+        tfrl.load(root)
+
+
 def test_mistakes_of_loading(trained, tmp_path):
     with pytest.raises(UserError, match="expected a run folder .* got no such folder"):
         tfrl.load(tmp_path / "missing")

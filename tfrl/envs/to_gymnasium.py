@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from tfrl import checks, seeding, specs
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.envs.host_env import HostEnv
@@ -162,7 +163,7 @@ def _numbers(name: str, leaf: Any) -> np.ndarray:
 
 
 def _compiled(fn: Callable[..., Any]) -> Any:
-    return tf.function(fn, autograph=False)
+    return tf.function(counted_apart(fn), autograph=False)
 
 
 def _info(state: EnvState) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, extras, seeding, struct
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
@@ -263,8 +264,8 @@ class _DeviceSteps:
         self._agent_state = struct.values(agent_state)
         self._action_fn = action_fn
         self._limit = limit
-        self._start = tf.function(self._first, autograph=False)
-        self._step = tf.function(self._next, autograph=False)
+        self._start = tf.function(counted_apart(self._first), autograph=False)
+        self._step = tf.function(counted_apart(self._next), autograph=False)
 
     def begin(self, reset_key: tf.Tensor, step_key: tf.Tensor) -> EnvState:
         """Resets the environments."""

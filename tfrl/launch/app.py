@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from tfrl._version import __version__
 from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
-from tfrl.loading import distrust
+from tfrl.loading import distrust, say_flags
 from tfrl.storage import working_copy
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -117,6 +117,7 @@ def _user_traceback(error: BaseException | None) -> str:
 
 
 def _call(main: Callable[..., int | None], *args: Any) -> int | None:
+    say_flags(True)
     try:
         return main(*args)
     except UserError as error:
@@ -130,6 +131,7 @@ def _call(main: Callable[..., int | None], *args: Any) -> int | None:
         print("Interrupted.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
     finally:
+        say_flags(False)
         distrust(None)  # a run folder's names are distrusted only during its program
 
 

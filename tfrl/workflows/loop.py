@@ -118,6 +118,8 @@ class TrainingLoop:
         folder = RunFolder(str(options.root_dir)) if keeps else None
         if folder is not None:
             self._take(folder, state, env_steps)
+            if env_steps < options.total_env_steps:
+                folder.summary.unlink(missing_ok=True)  # it has earlier parameters
             self.manager = CheckpointManager(
                 folder.checkpoints, max_to_keep=options.max_to_keep, log=self._log
             )

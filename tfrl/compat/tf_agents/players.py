@@ -9,6 +9,7 @@ from tf_agents.trajectories import TimeStep
 
 from tfrl import seeding
 from tfrl.compat.tf_agents.trajectories import time_step
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env, carrying
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
@@ -74,9 +75,12 @@ class DevicePlayer(Player):
         """Compiles nothing before the first call."""
         super().__init__(env, seed, discount)
         self._state: Any = None
-        self._reset = tf.function(lambda key: self._told(env.reset(key)), autograph=False)
+        self._reset = tf.function(
+            counted_apart(lambda key: self._told(env.reset(key))), autograph=False
+        )
         self._step = tf.function(
-            lambda inner, action: self._told(env.step(carrying(inner), action)), autograph=False
+            counted_apart(lambda inner, action: self._told(env.step(carrying(inner), action))),
+            autograph=False,
         )
 
     def _told(self, state: EnvState) -> tuple[Nest, TimeStep, dict[str, Any]]:
