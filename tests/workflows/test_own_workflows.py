@@ -273,14 +273,14 @@ def test_states_of_another_form_are_refused(env):
     other = tfrl.OnPolicyWorkflow(more, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
     with pytest.raises(
         UserError,
-        match=r"env_state of the state: expected the values of 2 environments .* got .* of shape "
-        r"\(8,.*\) for \(2,",
+        match=r"env_state.obs of the state: expected the observations of 2 environments .* got .* "
+        r"of shape \(8, 4\) for \(2, 4\)",
     ):
         ppo(tfrl.PPO).step(other.setup(0))
     state = ppo(tfrl.PPO).setup(0)
     for give in (lambda x: x, struct.values):
         fresh = other.setup(0).replace(env_state=None)
-        with pytest.raises(UserError, match="env_state of the state: .* got missing"):
+        with pytest.raises(UserError, match="env_state.obs of the state: .* got missing"):
             ppo(tfrl.PPO).step(give(fresh))
     assert ppo(tfrl.PPO).step(struct.values(state))[0]["iterations"] == 1
     with pytest.raises(UserError, match="expected a state from `setup`, got NoneType"):

@@ -42,12 +42,15 @@ flags.DEFINE_string(
     "127.0.0.1",
     "Address to listen on; 0.0.0.0 accepts other machines, without authentication.",
 )
-flags.DEFINE_integer("http_port", 8501, "HTTP port; 0 for a free one.", lower_bound=0)
+flags.DEFINE_integer(
+    "http_port", 8501, "HTTP port; 0 for a free one.", lower_bound=0, upper_bound=65_535
+)
 flags.DEFINE_integer(
     "grpc_port",
     None,
     "Port of TensorFlow Serving's gRPC API; off by default. Needs the extra grpc.",
     lower_bound=1,
+    upper_bound=65_535,
 )
 flags.DEFINE_integer(
     "max_batch_size", 64, "Maximum rows of a batch, a power of two.", lower_bound=1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import checks, seeding, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
@@ -102,7 +102,6 @@ class LearnerWorkflow(Workflow):
         "_learner",
         "_evaluators",
         "compiled_process_rollout",
-        "_played_form",
     }
     # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
@@ -699,28 +698,19 @@ class LearnerWorkflow(Workflow):
         return copy
 
     def _check_played(self, state: State) -> None:
-        """Raises a UserError for environments or a recurrent state of another form."""
+        """Raises a UserError for observations of other environments or of another number."""
         if self.rollout_source.in_python or self.replicas.several:
-            return  # environments of their own, and one form for each replica
-        for name, form in zip(("env_state", "carry"), self._played_form, strict=True):
-            check_fits(
-                f"{name} of the state",
-                form,
-                struct.paths(getattr(state, name)),
-                expected=f"the values of {self.env.num_envs} environments of this workflow",
-                remedy="Set up the state with the same num_envs, or begin new episodes: "
-                "state.replace(env_state=workflow.env.reset(key)).",
-            )
-
-    @functools.cached_property
-    def _played_form(self) -> list[dict[str, tf.TensorSpec]]:
-        """The specs of `env_state` and `carry` by path; traces a reset and runs nothing."""
-        begin = tf.function(self._begin, autograph=False)
-        parts = begin.get_concrete_function(seeding.key(0)).structured_outputs
-        return [
-            {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(part).items()}
-            for part in parts
-        ]
+            return  # environments of their own, and a part of them for each replica
+        env = self.env
+        obs = struct.paths(specs.add_batch(env.obs_spec, env.num_envs))
+        check_fits(
+            "env_state.obs of the state",
+            obs,
+            struct.paths(getattr(state.env_state, "obs", {})),
+            expected=f"the observations of {env.num_envs} environments of this workflow",
+            remedy="Set up the state with the same num_envs, or begin new episodes: "
+            "state.replace(env_state=workflow.env.reset(key)).",
+        )
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
