@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.workflows import stages
-from tfrl.workflows.autotune import CompileModeTuner, Trials
+from tfrl.workflows import autotune
+from tfrl.workflows.autotune import CompileModeTuner, Trials, choose_by_time
 from tfrl.workflows.fast_call import bound_call
 from tfrl.workflows.stages import CompiledStage, RunPhase, Stages, check_compile
 
@@ -40,7 +40,7 @@ def test_the_clearly_faster_mode_is_kept():
         )[1]
 
     stage = CompiledStage("rollout", many_small_ops)
-    assert stage.choose_by_time(tf.ones([4])) == "xla"
+    assert choose_by_time(stage, tf.ones([4])) == "xla"
     assert stage.mode == "xla"
     assert stage.seconds["xla"] < stage.seconds["graph"]
 
@@ -49,14 +49,14 @@ def test_near_the_tie_it_is_the_graph_unless_more_is_won():
     stage = CompiledStage("update", lambda x: x)
     times = {"graph": 1.0, "xla": 0.95}
     stage.compiled = lambda mode: lambda: tf.constant(0)
-    with mock.patch.object(stages, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
-        assert stage.choose_by_time() == "graph"
-        assert stage.choose_by_time(wins=0.0) == stage.choose_by_time(wins=0.3) == "xla"
+    with mock.patch.object(autotune, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
+        assert choose_by_time(stage) == "graph"
+        assert choose_by_time(stage, wins=0.0) == choose_by_time(stage, wins=0.3) == "xla"
         times["xla"] = 1.1
-        assert stage.choose_by_time(wins=0.05) == "graph"
-        assert stage.choose_by_time(wins=0.3) == "xla"
+        assert choose_by_time(stage, wins=0.05) == "graph"
+        assert choose_by_time(stage, wins=0.3) == "xla"
         times["xla"] = 1.2
-        assert stage.choose_by_time(wins=0.3) == "graph"
+        assert choose_by_time(stage, wins=0.3) == "graph"
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
@@ -76,8 +76,8 @@ def test_timing_gives_each_way_the_same_to_do(seconds, delay):
         return call
 
     fns = {"graph": function("graph", 1.0), "xla": function("xla", 1.2)}
-    with mock.patch.object(stages.time, "perf_counter", lambda: clock[0]):
-        found = stages._best_seconds(fns, (), lambda: steps.__setitem__(0, 0))
+    with mock.patch.object(autotune.time, "perf_counter", lambda: clock[0]):
+        found = autotune._best_seconds(fns, (), lambda: steps.__setitem__(0, 0))
     assert found["xla"] / found["graph"] == pytest.approx(1.2, rel=0.01)
     turn = 6 if seconds < 0.01 else asked.index("xla")
     assert asked[: 2 * turn] == ["graph"] * turn + ["xla"] * turn
@@ -92,8 +92,8 @@ def test_slow_functions_are_timed_a_few_times_only():
         clock[0] += 2.0
         return tf.constant(0)
 
-    with mock.patch.object(stages.time, "perf_counter", lambda: clock[0]):
-        assert stages._best_seconds({"graph": slow}, ()) == {"graph": 2.0}
+    with mock.patch.object(autotune.time, "perf_counter", lambda: clock[0]):
+        assert autotune._best_seconds({"graph": slow}, ()) == {"graph": 2.0}
     assert len(calls) == 1
 
 
@@ -119,7 +119,7 @@ def test_an_op_that_xla_lacks_keeps_the_graph():
         return tf.strings.as_string(x)
 
     stage = CompiledStage("update", unique)
-    assert stage.choose_by_time(tf.ones([2])) == "graph"
+    assert choose_by_time(stage, tf.ones([2])) == "graph"
 
 
 def test_a_stage_without_a_mode_says_so():
@@ -165,13 +165,11 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollo
     stages_of = {name: made.stage(name, None) for name in STAGES}
     times = {"rollout": rollout, "update": {}}
     found = {"rollout": min(rollout, key=rollout.get), "update": update}
-    for name, stage in stages_of.items():
 
-        def timed(*_, name=name, stage=stage, **options):
-            stage.seconds.update(times[name])
-            return found[name]
+    def timed(stage, **options):
+        stage.seconds.update(times[stage.name])
+        return found[stage.name]
 
-        stage.choose_by_time = timed
     trials = Trials(
         **stages_of,
         rollout_args=tuple,
@@ -181,7 +179,10 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollo
         several_workers=False,
     )
     asked = {"rollout": "auto", "update": "auto", "loop": "graph"}
-    with mock.patch.object(CompiledStage, "time_as_chosen"):
+    with (
+        mock.patch.object(autotune, "choose_by_time", timed),
+        mock.patch.object(autotune, "time_as_chosen"),
+    ):
         CompileModeTuner(asked, trials, made).settle(lambda mode: True)
     assert made.modes["rollout"] == made.stage("rollout", None).mode == chosen
 
@@ -199,8 +200,8 @@ def test_a_tie_is_xlas_where_the_environment_is(in_xla, wins):
     )
     asked = {"rollout": "auto", "update": "graph", "loop": "graph"}
     with (
-        mock.patch.object(CompiledStage, "time_as_chosen"),
-        mock.patch.object(CompiledStage, "choose_by_time", return_value="xla") as chosen,
+        mock.patch.object(autotune, "time_as_chosen"),
+        mock.patch.object(autotune, "choose_by_time", return_value="xla") as chosen,
     ):
         CompileModeTuner(asked, trials, made).settle(lambda mode: True)
-    chosen.assert_called_once_with(wins=wins)
+    chosen.assert_called_once_with(made.stage("rollout", None), wins=wins)

@@ -2,11 +2,23 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tensorflow as tf
+
+from tfrl.workflows.fast_call import bound_call
 from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing
 
+# A mode must be faster by this factor: a choice near the tie would differ from run to run.
+_MARGIN = 1.15
+# Timing stops after this time for each mode, and this number of rounds. Each mode is timed over 6
+# calls per round, so that an update that runs every 2 or 3 steps counts equally.
+_TIMING_ROUNDS = 3
+_TIMING_SECONDS = 0.1
+_TURN_CALLS = 6
+_NEAR = 1.5
 # Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 0.010
@@ -130,10 +142,10 @@ class CompileModeTuner:
         compared = trials.choose_acting is None and rollout.mode is None
         if compared:
             wins = math.inf if trials.steps_in_xla else None
-            mode = rollout.choose_by_time(*trials.rollout_args(), wins=wins)
+            mode = choose_by_time(rollout, *trials.rollout_args(), wins=wins)
             stages.set_mode("rollout", mode)
         elif trials.choose_acting is None:
-            rollout.time_as_chosen(*trials.rollout_args())
+            time_as_chosen(rollout, *trials.rollout_args())
         args = trials.update_args()
         fuses = trials.prefers_fused and not trials.python_loop
         if update.mode is None:
@@ -142,10 +154,10 @@ class CompileModeTuner:
                 wins = min(rollout.seconds.values(), default=0.0)
             elif trials.python_loop and trials.fuses_on_host:
                 wins = _BEHIND_SECONDS
-            mode = update.choose_by_time(*args, wins=wins, begin=reset)
+            mode = choose_by_time(update, *args, wins=wins, begin=reset)
             stages.set_mode("update", mode)
         else:
-            update.time_as_chosen(*args)
+            time_as_chosen(update, *args)
         reset()
         if fuses and update.mode == "xla" and self._asked["rollout"] == "auto":
             stages.set_mode("rollout", "xla")
@@ -176,4 +188,77 @@ def choose_loop(
         return asked
     if not auto_needs_timing():
         return "xla"
-    return run_stages.stage("iteration", iterate, xla).choose_by_time(state)
+    return choose_by_time(run_stages.stage("iteration", iterate, xla), state)
+
+
+def choose_by_time(
+    stage: CompiledStage,
+    *args: Any,
+    wins: float | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> str:
+    """Times graph and XLA on `args`, and sets the stage's mode to the faster; returns its name.
+
+    Args:
+      stage: The stage, which keeps the seconds too.
+      *args: The function's arguments.
+      wins: Seconds that a call saves elsewhere if this function uses XLA, since the code around
+        it then uses XLA too. Near the tie, XLA is chosen if these seconds make up for the
+        difference, else the graph.
+      begin: Restores the state that the calls change, so that each mode does the same work.
+    """
+    fns = {"graph": stage.compiled("graph")}
+    _wait(fns["graph"](*args))
+    try:
+        _wait(stage.compiled("xla")(*args))
+        fns["xla"] = stage.compiled("xla")
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        # A user's network may use an op that XLA does not support.
+        tf.get_logger().info("stage %s does not compile under XLA: %s", stage.name, error)
+    stage.seconds.update(_best_seconds(fns, args, begin))
+    graph, xla = stage.seconds["graph"], stage.seconds.get("xla", float("inf"))
+    most = graph / _MARGIN if wins is None else min(graph * _MARGIN, graph + wins)
+    stage.mode = "xla" if xla < most else "graph"
+    return stage.mode
+
+
+def time_as_chosen(stage: CompiledStage, *args: Any) -> None:
+    """Times the chosen mode; a call of one fused program is split by these seconds."""
+    if stage.mode is not None and stage.mode not in stage.seconds:
+        fn = stage.compiled(stage.mode)
+        _wait(fn(*args))
+        stage.seconds.update(_best_seconds({stage.mode: fn}, args))
+
+
+def _best_seconds(
+    fns: Mapping[str, Callable[..., Any]], args: Any, begin: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Returns the shortest time of a call of each function; all are traced already.
+
+    The functions take turns, since the speed of a shared machine varies. Short functions are called
+    several times a turn: with a delayed actor, some calls have more work. All turns have the same
+    number of calls.
+    """
+    calls = {name: bound_call(fn, args) for name, fn in fns.items()}
+    best = dict.fromkeys(calls, float("inf"))
+    spent, rounds, most, number = 0.0, 0.0, len(calls), 0
+    while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
+        for name, call in calls.items():
+            begin()
+            took, done = 0.0, 0
+            while done < number or not number and done < _TURN_CALLS and took < _TIMING_SECONDS:
+                start = time.perf_counter()
+                _wait(call())
+                took, done = took + time.perf_counter() - start, done + 1
+            number = done  # the calls that the first turn had time for
+            best[name], spent = min(best[name], took / number), spent + took
+        # A near tie takes more rounds.
+        rounds += 1 / 3 if max(best.values()) < _NEAR * min(best.values()) and most > 1 else 1
+    return best
+
+
+def _wait(nest: Any) -> None:
+    """Blocks until the tensors of a nest are computed."""
+    for x in tf.nest.flatten(nest)[:1]:
+        if tf.is_tensor(x):
+            x.numpy()

@@ -39,6 +39,7 @@ from tfrl.replay import InGraphReplay
 from tfrl.rollout.episode import episode_totals
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
+from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
     check_agent,
     check_batch_size,
@@ -710,7 +711,7 @@ class ERLWorkflow(Workflow):
         if name == "play":
             population, _ = self.injection.ask(state.opt_state.search, self._actors(state))
             args = (struct.values(state.agent_state), population, state.key)
-            return run_stages.stage("play", self._played).choose_by_time(*args)
+            return choose_by_time(run_stages.stage("play", self._played), *args)
         return self._timed_update(state, run_stages)
 
     def _timed_update(self, state: State, run_stages: Stages) -> str:
@@ -731,7 +732,7 @@ class ERLWorkflow(Workflow):
 
         step = run_stages.stage("update", functools.partial(self.update, learner))
         args = (dict.fromkeys(self.modules, rows), state.key, state.metrics.env_steps)
-        mode = step.choose_by_time(*args, begin=put_back)
+        mode = choose_by_time(step, *args, begin=put_back)
         put_back()
         return mode
 

@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,18 +14,9 @@ from tfrl import tf_private
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.types import Nest
-from tfrl.workflows.fast_call import bound_call
 
 MODES = ("xla", "graph", "eager")
 
-# A mode must be faster by this factor: a choice near the tie would differ from run to run.
-_MARGIN = 1.15
-# Timing stops after this time for each mode, and this number of rounds. Each mode is timed over 6
-# calls per round, so that an update that runs every 2 or 3 steps counts equally.
-_TIMING_ROUNDS = 3
-_TIMING_SECONDS = 0.1
-_TURN_CALLS = 6
-_NEAR = 1.5
 _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
     "tfrl_laps", default=None
 )
@@ -120,39 +110,6 @@ class CompiledStage:
         """
         inside = self.mode == "graph" and not tf.executing_eagerly()
         return self._fn(*args) if inside else self(*args)
-
-    def choose_by_time(
-        self, *args: Any, wins: float | None = None, begin: Callable[[], None] = lambda: None
-    ) -> str:
-        """Times graph and XLA on `args` and keeps the faster; returns its name.
-
-        Args:
-          *args: The function's arguments.
-          wins: Seconds that a call saves elsewhere if this function uses XLA, since the code around
-            it then uses XLA too. Near the tie, XLA is chosen if these seconds make up for the
-            difference, else the graph.
-          begin: Restores the state that the calls change, so that each mode does the same work.
-        """
-        fns = {"graph": self.compiled("graph")}
-        _wait(fns["graph"](*args))
-        try:
-            _wait(self.compiled("xla")(*args))
-            fns["xla"] = self.compiled("xla")
-        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-            # A user's network may use an op that XLA does not support.
-            tf.get_logger().info("stage %s does not compile under XLA: %s", self.name, error)
-        self.seconds.update(_best_seconds(fns, args, begin))
-        graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
-        most = graph / _MARGIN if wins is None else min(graph * _MARGIN, graph + wins)
-        self.mode = "xla" if xla < most else "graph"
-        return self.mode
-
-    def time_as_chosen(self, *args: Any) -> None:
-        """Times the chosen mode; a call of one fused program is split by these seconds."""
-        if self.mode is not None and self.mode not in self.seconds:
-            fn = self.compiled(self.mode)
-            _wait(fn(*args))
-            self.seconds.update(_best_seconds({self.mode: fn}, args))
 
 
 class Stages:
@@ -281,40 +238,6 @@ def _code_of(fn: Any) -> Any:
 def _name_of(fn: Any) -> str:
     fn = _plain(fn)
     return str(getattr(fn, "__qualname__", type(fn).__name__))
-
-
-def _best_seconds(
-    fns: Mapping[str, Callable[..., Any]], args: Any, begin: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Returns the shortest time of a call of each function; all are traced already.
-
-    The functions take turns, since the speed of a shared machine varies. Short functions are called
-    several times a turn: with a delayed actor, some calls have more work. All turns have the same
-    number of calls.
-    """
-    calls = {name: bound_call(fn, args) for name, fn in fns.items()}
-    best = dict.fromkeys(calls, float("inf"))
-    spent, rounds, most, number = 0.0, 0.0, len(calls), 0
-    while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
-        for name, call in calls.items():
-            begin()
-            took, done = 0.0, 0
-            while done < number or not number and done < _TURN_CALLS and took < _TIMING_SECONDS:
-                start = time.perf_counter()
-                _wait(call())
-                took, done = took + time.perf_counter() - start, done + 1
-            number = done  # the calls that the first turn had time for
-            best[name], spent = min(best[name], took / number), spent + took
-        # A near tie takes more rounds.
-        rounds += 1 / 3 if max(best.values()) < _NEAR * min(best.values()) and most > 1 else 1
-    return best
-
-
-def _wait(nest: Any) -> None:
-    """Blocks until the tensors of a nest are computed."""
-    for x in tf.nest.flatten(nest)[:1]:
-        if tf.is_tensor(x):
-            x.numpy()
 
 
 def check_compile(
