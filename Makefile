@@ -83,10 +83,10 @@ $(INSTALLED_CURRENT): setup.py constraints-current.txt
 	@touch $@
 
 train: $(INSTALLED)
-	$(PY) bin/train.py --gin_file=ppo/tf_cartpole.gin --root_dir=runs/ppo_tf_cartpole
+	$(PY) bin/train.py --root_dir=runs/ppo_tf_cartpole
 
 train-current: $(INSTALLED_CURRENT)
-	$(PY_CURRENT) bin/train.py --gin_file=ppo/tf_cartpole.gin --root_dir=runs/current/ppo_tf_cartpole
+	$(PY_CURRENT) bin/train.py --root_dir=runs/current/ppo_tf_cartpole
 
 test: $(INSTALLED)
 	@failed=0; for part in $(PARTS); do \

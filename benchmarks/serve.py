@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _train(folder: pathlib.Path) -> None:
     small = ("train.total_env_steps=1_024", "train.video=False", "train.report=False")
-    bindings = ["--gin_file=ppo/tf_cartpole.gin", *(f"--gin_bindings={text}" for text in small)]
+    bindings = [f"--gin_bindings={text}" for text in small]
     command = [sys.executable, "-m", "tfrl", "train", f"--root_dir={folder}", *bindings]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

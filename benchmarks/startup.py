@@ -20,7 +20,6 @@ from benchmarks import measure
 def first_row_seconds(folder: pathlib.Path) -> tuple[float, float]:
     """Runs the command; returns seconds to the first metrics row, and to the end."""
     command = [sys.executable, str(measure.ROOT / "bin" / "train.py"), f"--root_dir={folder}"]
-    command.append("--gin_file=ppo/tf_cartpole.gin")
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         rows = folder / "metrics.jsonl"

@@ -76,8 +76,10 @@ _SUBMODULES = (
     "networks",
     "ops",
     "replay",
+    "roles",
     "rollout",
     "seeding",
+    "serving",
     "specs",
     "storage",
     "struct",
@@ -116,7 +118,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
         value = importlib.import_module(f"{__name__}.{name}")
-    elif name in _algorithm_names():
+    elif not name.startswith("_") and name in _algorithm_names():
         value = getattr(importlib.import_module(f"{__name__}.agents"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -125,9 +127,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _algorithm_names() -> set[str]:
-    """The registered names; before `tfrl.agents` is imported, those in its sources."""
-    registry = sys.modules.get(f"{__name__}.agents.core")
-    return _names_in_sources() if registry is None else set(registry.ALGORITHMS)
+    """The registered names; before `tfrl.agents` is imported, those in its sources.
+
+    Without sources, as in a zip file, this imports `tfrl.agents`.
+    """
+    core = f"{__name__}.agents.core"
+    if core not in sys.modules and (names := _names_in_sources()):
+        return names
+    return set(importlib.import_module(core).ALGORITHMS)
 
 
 def _names_in_sources() -> set[str]:

@@ -82,6 +82,7 @@ def number(
     closed: bool = True,
     optional: bool = False,
     *,
+    below: bool = False,
     remedy: str = "",
 ) -> Any:
     """Returns a finite number from `low` (without it, unless `closed`) to `high`.
@@ -93,6 +94,7 @@ def number(
       high: The greatest.
       closed: Whether it may be the least itself.
       optional: Whether it may be None.
+      below: Whether it must be below the greatest.
       remedy: What the message advises.
 
     Raises:
@@ -101,11 +103,12 @@ def number(
     if optional and value is None:
         return None
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if real and math.isfinite(value) and low <= value <= high and (closed or value > low):
+    inside = real and math.isfinite(value) and low <= value <= high
+    if inside and (closed or value > low) and not (below and value == high):
         return value
     above = "a number of at least" if closed else "a number above"
     limits = [f"{above} {low:g}"] if math.isfinite(low) else ["a finite number"]
-    limits += [f"at most {high:g}"] if math.isfinite(high) else []
+    limits += [f"{'below' if below else 'at most'} {high:g}"] if math.isfinite(high) else []
     raise UserError(
         name,
         expected=" and ".join(limits) + (" or None" if optional else ""),
@@ -175,7 +178,7 @@ def instance(name: str, value: Any, kinds: Any, expected: str, *, remedy: str = 
 def function(name: str, value: Any, expected: str, *, remedy: str = "") -> Any:
     """Returns what can be called; `expected` is what the message calls it."""
     if callable(value):
-        return value  # type: ignore[return-value]
+        return value
     raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
 
 

@@ -15,6 +15,7 @@ its object.
 
 import contextlib
 import importlib
+import numbers
 import pathlib
 import random
 import threading
@@ -181,7 +182,7 @@ def sums_rows(loss: Any) -> bool:
 
 def loss_of_rows(loss: Any) -> Callable[[Any, Any], Any]:
     """Returns `(y_true, y_pred) -> loss of each row` of a loss object or function."""
-    return loss.call if _is_loss_object(loss) else loss  # type: ignore[no-any-return]
+    return loss.call if _is_loss_object(loss) else loss
 
 
 def _is_loss_object(value: Any) -> bool:
@@ -268,7 +269,11 @@ def build_slots(
       Triples of a name such as "m", the parameter and the optimizer's variable.
     """
     if _is_legacy(optimizer):
+        hyper = optimizer._hyper
+        fixed = [n for n, x in hyper.items() if isinstance(x, numbers.Number)]
         optimizer._create_all_weights(params)  # the legacy class's own name for build
+        # Constants in place of variables, which no state contains: traces can be shared.
+        hyper.update({n: float(hyper[n].numpy()) for n in fixed if n != "learning_rate"})
         names = optimizer.get_slot_names()
         return [(n, p, optimizer.get_slot(p, n)) for p in params for n in names]
     with _recorded(optimizer) as slots:

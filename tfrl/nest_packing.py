@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.errors import UserError
 from tfrl.types import Nest
 
 # Mixed dtypes are padded to words. Gathers and scatters have int64 kernels on CPUs and GPUs, int32
@@ -25,7 +26,7 @@ _SMALL_BYTES = 2**14
 
 def num_bytes(spec: tf.TensorSpec) -> int:
     """Returns the bytes of one leaf."""
-    return math.prod(spec.shape) * spec.dtype.size  # type: ignore[no-any-return]
+    return math.prod(spec.shape) * spec.dtype.size
 
 
 def bytes_to_leaves(packed: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
@@ -186,6 +187,59 @@ def _collect(nest: Nest, leaves: list[Any]) -> None:
                 _collect(part, leaves)
     else:
         leaves.extend(tf.nest.flatten(nest))
+
+
+def collector(spec: Nest, name: str) -> Callable[[Nest, list[Any]], None]:
+    """Returns a function that appends the leaves of a user's nest in the order of its spec.
+
+    A leaf may be a list or a tuple. The function raises a UserError for another structure.
+
+    Args:
+      spec: A nest of specs.
+      name: The name of the nest in messages.
+    """
+    if isinstance(spec, dict):
+        known = spec.keys()
+        parts = [(key, collector(spec[key], f"{name}/{key}")) for key in sorted(spec)]
+
+        def collect_dict(nest: Nest, leaves: list[Any]) -> None:
+            if not isinstance(nest, dict) or nest.keys() != known:
+                got = ", ".join(map(str, nest)) if isinstance(nest, dict) else type(nest).__name__
+                raise UserError(
+                    name, expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
+                )
+            for key, collect in parts:
+                collect(nest[key], leaves)
+
+        return collect_dict
+    if isinstance(spec, (list, tuple)):
+        items = [collector(part, f"{name}/{i}") for i, part in enumerate(spec)]
+
+        def collect_tuple(nest: Nest, leaves: list[Any]) -> None:
+            if not isinstance(nest, (list, tuple)) or len(nest) != len(items):
+                length = f" of {len(nest)} parts" if isinstance(nest, (list, tuple)) else ""
+                raise UserError(
+                    name,
+                    expected=f"a tuple of {len(items)} parts",
+                    got=f"{type(nest).__name__}{length}",
+                )
+            for collect, value in zip(items, nest, strict=True):
+                collect(value, leaves)
+
+        return collect_tuple
+    if tf.nest.is_nested(spec):
+
+        def collect_nest(nest: Nest, leaves: list[Any]) -> None:
+            try:
+                tf.nest.assert_same_structure(spec, nest)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    name, expected=f"a {type(spec).__name__}", got=type(nest).__name__
+                ) from error
+            leaves.extend(tf.nest.flatten(nest))
+
+        return collect_nest
+    return lambda nest, leaves: leaves.append(nest)
 
 
 def _plain(form: Nest) -> bool:

@@ -224,6 +224,11 @@ def bounds(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.broadcast_to(np.asarray(b, dtype), shape) for b in (low, high))  # type: ignore
 
 
+def shown(bound: np.ndarray) -> str:
+    """Returns a bound as text, one number if all elements have it."""
+    return str(np.unique(bound)[0]) if np.unique(bound).size == 1 else str(bound.tolist())
+
+
 def flat_dim(spec: Nest) -> int:
     """Returns the number of elements of all leaves together."""
     return sum(math.prod(s.shape.as_list()) for s in tf.nest.flatten(spec))

@@ -351,7 +351,7 @@ class TensorDict(dict):
         """Returns a TensorDict of both; items of `other` take precedence."""
         return TensorDict({**self, **other})
 
-    def __ior__(self, other: Any) -> "TensorDict":  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> "TensorDict":  # type: ignore[misc]
         """Like `update`."""
         self.update(other)
         return self

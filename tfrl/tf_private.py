@@ -131,9 +131,7 @@ def direct_call(
         options = ctx.function_call_options.as_attrs()
         attributes = tuple(part for option in options.items() for part in option)
         with atomic_function.InterpolateRuntimeError(atomic):
-            return execute.quick_execute(  # type: ignore[no-any-return]
-                name, count, [*leaves, *fixed], attributes, ctx
-            )
+            return execute.quick_execute(name, count, [*leaves, *fixed], attributes, ctx)
 
     return call
 
@@ -148,7 +146,7 @@ def element_reader(iterator: Any) -> Callable[[], list[tf.Tensor]]:
     inputs, count = [iterator._iterator_resource], len(types)
 
     def read() -> list[tf.Tensor]:
-        return execute.quick_execute(  # type: ignore[no-any-return]
+        return execute.quick_execute(
             "IteratorGetNext", count, inputs, attributes, context.context()
         )
 

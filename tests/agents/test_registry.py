@@ -1,12 +1,13 @@
 """What follows from the registry: names, gin files and pages of every algorithm."""
 
 import pathlib
+import sys
 
 import pytest
 
 import tfrl
 from tests.agents.registered import ON_POLICY, OWN, cases, folder
-from tfrl.agents import ALGORITHMS, Agent, algorithm
+from tfrl.agents import ALGORITHMS, Agent, algorithm, core
 from tfrl.agents.core import algorithm_names
 from tfrl.launch import gin_files
 from tfrl.types import AgentState
@@ -18,6 +19,20 @@ def test_every_folder_with_the_decorator_is_registered():
     """The names that `dir(tfrl)` reads from the sources are those of the decorators."""
     assert {cls.__name__ for cls in OWN} == tfrl._names_in_sources()
     assert set(tfrl.agents.__all__) >= {cls.__name__ for cls in OWN}
+
+
+def test_names_without_sources(monkeypatch, tmp_path):
+    """In a zip file, `tfrl.agents` is imported for its names."""
+    monkeypatch.setattr(tfrl, "__file__", str(tmp_path / "tfrl" / "__init__.pyc"))
+    monkeypatch.delitem(sys.modules, "tfrl.agents.core")
+    monkeypatch.setattr("importlib.import_module", {"tfrl.agents.core": core}.__getitem__)
+    assert tfrl._algorithm_names() == set(ALGORITHMS)
+
+
+def test_every_package_is_loaded_lazily():
+    packages = {p.parent.name for p in (ROOT / "tfrl").glob("[a-z]*/__init__.py")}
+    assert packages <= set(tfrl._SUBMODULES)
+    assert tfrl.roles.__name__ == "tfrl.roles" and tfrl.serving.__name__ == "tfrl.serving"
 
 
 @pytest.mark.parametrize("cls", OWN)

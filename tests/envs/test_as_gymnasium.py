@@ -9,11 +9,15 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 import tfrl
-from tfrl.envs import as_gymnasium
+from tfrl import specs
+from tfrl.envs import Autoreset, as_gymnasium
+from tfrl.envs.testing import ConstantReward
+from tfrl.envs.wrappers import Episode
 from tfrl.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -61,7 +65,71 @@ def test_several_pass_our_checker(mode):
     assert [picture.shape[-1] for picture in env.render()] == [3, 3, 3]
 
 
+def test_actions_in_lists_and_tuples():
+    vector = as_gymnasium(tfrl.make_env("tf:CartPole-v1", num_envs=2))
+    vector.reset(seed=0)
+    first = vector.step([0, 1])[0]
+    vector.reset(seed=0)
+    np.testing.assert_array_equal(vector.step((0, 1))[0], first)
+    for env_id in ("tf:Pendulum-v1", "gymnasium:Pendulum-v1"):
+        one = as_gymnasium(tfrl.make_env(env_id))
+        one.reset(seed=0)
+        obs = one.step([0.1])[0]
+        one.reset(seed=0)
+        np.testing.assert_array_equal(one.step(np.float32([0.1]))[0], obs)
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "action", "message"),
+    [
+        ("tf:CartPole-v1", 5, "action for CartPole: expected whole numbers from 0 to 1, got 5"),
+        ("tf:CartPole-v1", -3, "expected whole numbers from 0 to 1, got -3"),
+        ("tf:CartPole-v1", np.float32(0.7), r"expected int64 \[1\], got float32 \[1\]"),
+        ("tf:CartPole-v1", None, "expected numbers, in lists of equal length, got None"),
+        ("tf:CartPole-v1", {"a": 1}, "expected numbers, in lists of equal length, got {'a': 1}"),
+        ("gymnasium:CartPole-v1", 0.7, r"CartPole-v1: expected int64 \[1\], got float64 \[1\]"),
+        ("tf:Pendulum-v1", np.zeros(3), r"Pendulum: expected float32 \[1, 1\], got float64 \[1, 3"),
+        ("tf:Pendulum-v1", [np.nan], "Pendulum: expected finite numbers, got nan"),
+        ("tf:Pendulum-v1", [[0.0], [1.0, 2.0]], "expected numbers, in lists of equal length"),
+    ],
+)
+def test_actions_out_of_the_space(env_id, action, message):
+    env = as_gymnasium(tfrl.make_env(env_id))
+    env.reset(seed=0)
+    with pytest.raises(UserError, match=message):
+        env.step(action)
+    env.close()
+
+
+class Nested(ConstantReward):
+    @property
+    def action_spec(self):
+        pair = specs.BinarySpec(2), tf.TensorSpec([1], tf.float32)
+        return {"a": specs.MultiDiscreteSpec([2, 3]), "pair": pair}
+
+
+def test_nested_actions():
+    env = as_gymnasium(Episode(env=Nested(), mode=Autoreset.SAME_STEP))
+    env.reset(seed=0)
+    for action in (
+        env.action_space.sample(),
+        {"a": [1, 2], "pair": [[True, False], [0]]},
+        {"a": (1, 2), "pair": (np.array([0, 1]), np.zeros(1))},
+    ):
+        assert env.step(action)[1] == 1.0
+    for action, message in (
+        ({"a": [1, 3], "pair": [[0, 1], [0]]}, "Nested/a: expected whole numbers from 0 to .1, 2."),
+        ({"a": [1, 2], "pair": [[0, 1]]}, "action for Nested/pair: expected a tuple of 2 parts"),
+        ([1, 2], "action for Nested: expected a dict of a, pair, got list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            env.step(action)
+
+
 def test_mistakes():
+    with pytest.raises(UserError, match="as_gymnasium: expected an env.*, got 'tf:CartPole-v1'. C"):
+        as_gymnasium("tf:CartPole-v1")
     with pytest.raises(UserError, match="expected one environment, got 2 environments"):
         as_gymnasium(tfrl.make_env("tf:Catch", num_envs=2), vector=False)
     with pytest.raises(UserError, match="a bare CartPole"):

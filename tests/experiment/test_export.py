@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrl
 from tfrl import seeding, specs, struct
 from tfrl.agents import PPO
 from tfrl.errors import UserError
@@ -164,6 +165,17 @@ class TestExport:
         assert sorted(answers) == ["action_move", "action_turn"]
         np.testing.assert_array_equal(answers["action_move"], expected["move"])
         np.testing.assert_allclose(answers["action_turn"], expected["turn"], rtol=1e-6)
+        loaded = tfrl.load(tmp_path / "policy")
+        lists = tf.nest.map_structure(lambda x: x.numpy().tolist(), batch)
+        flat = {f"camera_{name}": x for name, x in lists["camera"].items()}
+        for form in (lists, {**flat, "speed": lists["speed"]}):
+            np.testing.assert_array_equal(loaded.predict(form)[0]["move"], expected["move"])
+        one = {"camera": {name: x[0] for name, x in lists["camera"].items()}, "speed": 0.5}
+        assert loaded.predict(one)[0]["move"].shape == ()
+        with pytest.raises(UserError, match="obs/camera_left: expected uint8, got float64"):
+            loaded.predict({**lists, "camera": {"left": [[0.5] * 2] * 2, "right": [0.0]}})
+        with pytest.raises(UserError, match="obs: expected the parts .*, got observation_speed"):
+            loaded.predict({"speed": 0.5})
 
     def test_replaces_an_earlier_export(self, tmp_path):
         agent = GreedyAgent(obs=OBS, action=MOVE)

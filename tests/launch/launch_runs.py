@@ -33,13 +33,12 @@ IN_TIME = 300.0
 TRAINING = ("tfrl.launch.train", "tfrl.launch.evaluate")
 
 
-def arguments(root, steps=512, *bindings, tiny=TINY, gin_file="ppo/tf_cartpole.gin"):
+def arguments(root, steps=512, *bindings, tiny=TINY):
     """The flags of a tiny run; later bindings take the place of earlier ones of the same name."""
     merged = {}
     for text in (*tiny, f"train.total_env_steps={steps}", *bindings):
         merged[text.partition("=")[0].strip()] = text
-    files = [f"--gin_file={gin_file}"] if gin_file else []
-    return [f"--root_dir={root}", *files, *(f"--gin_bindings={x}" for x in merged.values())]
+    return [f"--root_dir={root}", *(f"--gin_bindings={text}" for text in merged.values())]
 
 
 def command(binary, *args):

@@ -23,14 +23,22 @@ def train(root, **bindings):
     return tfrl.train(FILE, root_dir=root, video=False, progress=False, **{**VALUES, **bindings})
 
 
+def rates(root):
+    """The learning rates of a run's iterations."""
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    return [row["learning_rate"] for row in rows if "learning_rate" in row]
+
+
 def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
     root = tmp_path / "run"
     first = train(root, total_env_steps=64)
     assert first == json.loads((root / "summary.json").read_text())
     assert (first["env_steps"], first["eval_episodes"]) == (64, 4)
-    second = train(root, total_env_steps=128)
+    assert rates(root) == pytest.approx([5e-4, 2.5e-4])  # it falls over the budget
+    second = tfrl.train(root_dir=root, total_env_steps=128, strategy="one_device")
     assert second["env_steps"] == 128
     assert "going on at 64 of 128 env steps" in capsys.readouterr().out
+    assert rates(root)[2:] == pytest.approx([2.5e-4, 1.25e-4])  # and over the larger one
     assert (root / "operative_config.gin").is_file()
     with pytest.raises(UserError, match="if_exists=fail"):
         train(root, total_env_steps=128, if_exists="fail")

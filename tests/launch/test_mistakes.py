@@ -187,15 +187,6 @@ def test_missing_gin_file(call, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_folder_needs_a_gin_file(call, capsys, tmp_path):
-    root = tmp_path / "pendulmu"
-    assert _paragraph(call(capsys, f"--root_dir={root}")) == (
-        f"--root_dir={root}: expected the folder of a run, with operative_config.gin in it, got no "
-        f"folder at {root}. For a new run pass --gin_file=ppo/tf_cartpole.gin."
-    )
-    assert not root.exists()
-
-
 def test_incomplete_gin_files(call, capsys, tmp_path):
     path = tmp_path / "mine.gin"
     path.write_text("train.total_env_steps = 5\n")
@@ -423,7 +414,7 @@ def test_a_users_module_and_evaluation_of_it(call, capsys, tmp_path, monkeypatch
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    args = arguments("run", 64, "train.video=False", gin_file="mine.gin")
+    args = ["--gin_file=mine.gin", *arguments("run", 64, "train.video=False")]
     code, out, err = call(capsys, *args)
     assert code == 0, err
     assert "wrapping by 0.5" in out

@@ -42,6 +42,8 @@ def test_a_loaded_policy_predicts_and_plays(trained):
     action, state = policy.predict(obs)
     np.testing.assert_array_equal(action, saved.predict(obs)[0])
     assert state is None and policy.predict(obs[0])[0] == saved.predict(obs[0])[0] == action[0]
+    for one in (obs[0].tolist(), tuple(map(tuple, obs[:2].tolist()))):
+        np.testing.assert_array_equal(policy.predict(one)[0], saved.predict(one)[0])
     env = policy.env(3)
     played = env.reset(tfrl.seeding.key(0))
     assert env.step(played, policy.predict(played.obs.numpy())[0]).reward.shape == (3,)
@@ -110,8 +112,10 @@ def test_mistakes_of_loading(trained, tmp_path):
         saved.env()
     with pytest.raises(UserError, match="explore"):
         saved.predict(np.zeros(4), deterministic=False)
-    with pytest.raises(UserError, match="obs .observation.: expected the shape .4.*got .3."):
-        saved.predict(np.zeros(3))
+    with pytest.raises(
+        UserError, match="obs: expected float32 of shape .4., or a batch, got float32"
+    ):
+        saved.predict(np.zeros(3, np.float32))
 
 
 def test_the_module_runs_the_binaries(capsys, monkeypatch):

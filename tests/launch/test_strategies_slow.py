@@ -219,7 +219,7 @@ def test_workers_that_do_not_see_the_same_folder(tmp_path):
     ],
 )
 def test_what_is_not_there(tmp_path, flags, message):
-    done = run("train", f"--root_dir={tmp_path / 'run'}", "--gin_file=ppo/tf_cartpole.gin", *flags)
+    done = run("train", f"--root_dir={tmp_path / 'run'}", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message), done.stderr
     assert done.stderr.count("\n") == 1, done.stderr

@@ -412,7 +412,7 @@ def test_the_page_names_what_there_is(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_page_searches(tmp_path):
     """The page's first commands, with less to do."""
-    tiny = [x for x in arguments("", 64, gin_file=None)[1:] if "total_env_steps" not in x]
+    tiny = [x for x in arguments("", 64)[1:] if "total_env_steps" not in x]
     tune_words, train_words, _ = commands_of(PAGE.read_text())[1:4]
     space = file_of(tmp_path, "PPO.clip = {'low': 0.1, 'high': 0.4}")
     for old, new in (("100_000", "64"), ("=10_000", "=32"), ("--trials=40", "--trials=3")):

@@ -136,6 +136,25 @@ class TestOptimizer:
         made = [config.make_optimizer(n) for n in ("critic", "actor", "temperature")]
         assert made == [optimizers.Lion(), optimizers.RMSprop(), optimizers.Adam(epsilon=1e-5)]
 
+    def test_rates_by_update(self, tmp_path):
+        decay = LinearSchedule(start=0.5, end=0.0, steps=100)
+        config = ModuleConfig(lr={"sum": decay, "other": np.float32(0.25)})
+        assert [config.rate_of(n) for n in ("sum", "other", "third")] == [decay, 0.25, 3e-4]
+        learner = Learner(SumAgent(), config=ModuleConfig(lr={"sum": decay}))
+        learner.build(0)
+        assert float(learner.get_optimizer().learning_rate) == 0.5
+        learner.save_to_path(tmp_path / "save")
+        again = Learner.from_checkpoint(tmp_path / "save", modules=SumAgent())
+        assert again.configs == learner.configs
+        for lr in ({"sum": -1.0}, {"sum": "fast"}, {"sum": {"sum": 1.0}}):
+            assert "ModuleConfig.lr: expected a number of at least 0" in message(
+                ModuleConfig, lr=lr
+            )
+        learner = Learner(SumAgent(), config=ModuleConfig(lr={"sun": 0.1}))
+        assert "ModuleConfig.lr of module 'default_policy': expected names of updates" in message(
+            learner.build
+        )
+
     def test_keras_optimizers_are_copied(self):
         given = keras.optimizers.Adam(0.25, beta_1=0.5)
         config = ModuleConfig(optimizer=given)

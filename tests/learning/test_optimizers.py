@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl.errors import UserError
 from tfrl.keras import api as keras
 from tfrl.learning.optimizers import SGD, Adam, AdamW, Lion, RMSprop
 
@@ -31,6 +32,7 @@ CASES = {
         lambda: KERAS.SGD(RATE, momentum=0.9, nesterov=True),
     ),
     "lion": (Lion(), lambda: KERAS.Lion(RATE)),
+    "lion_decay": (Lion(weight_decay=0.3), lambda: KERAS.Lion(RATE, weight_decay=0.3)),
 }
 STEPS = 5
 
@@ -119,6 +121,30 @@ def test_members_of_a_population_are_as_if_alone(name):
             alone, its = optimizer.update(gradient, its, alone, rates[i])
         assert_close(tf.nest.map_structure(lambda x, i=i: x[i], params), alone)
         assert_close(tf.nest.map_structure(lambda x, i=i: x[i], variables), alone)
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (
+            lambda: Adam(beta_1=2.0),
+            "Adam.beta_1: expected a number of at least 0 and below 1, got 2",
+        ),
+        (lambda: Adam(beta_2=1.0), "Adam.beta_2: expected a number of at least 0 and below 1"),
+        (lambda: Adam(epsilon=-1.0), "Adam.epsilon: expected a number of at least 0, got -1.0"),
+        (lambda: AdamW(beta_1=-0.1), "AdamW.beta_1: expected"),
+        (lambda: AdamW(weight_decay=-0.1), "AdamW.weight_decay: expected"),
+        (lambda: RMSprop(rho=1.0), "RMSprop.rho: expected"),
+        (lambda: RMSprop(centered="no"), "RMSprop.centered: expected True or False"),
+        (lambda: SGD(momentum=1.5), "SGD.momentum: expected"),
+        (lambda: SGD(nesterov=True), r"SGD\(momentum=0.9, nesterov=True\)"),
+        (lambda: Lion(beta_2=float("nan")), "Lion.beta_2: expected"),
+        (lambda: Lion(weight_decay=-1), "Lion.weight_decay: expected"),
+    ],
+)
+def test_settings_out_of_bounds(make, expected):
+    with pytest.raises(UserError, match=expected):
+        make()
 
 
 def test_adam_by_hand():

@@ -169,6 +169,12 @@ def test_versions_labels_status_and_metadata(two_versions):
     ):
         code, answer = running.call(path)
         assert code == 404 and got in answer["error"]
+    for path in ("play:predict", "play/labels/best:predict", "play/versions/100:predict"):
+        code, answer = running.call(f"/v1/models/{path}")
+        assert (code, answer) == (
+            405,
+            {"error": f"GET /v1/models/{path}: Method Not Allowed"},
+        )
 
 
 @pytest.mark.parametrize(
@@ -178,6 +184,12 @@ def test_versions_labels_status_and_metadata(two_versions):
         ({"observation_b": [[0, 1, 2]] * 2}, "obs/b: expected float32 of shape [2], or a batch"),
         ({"observation_b": [[0, 1]]}, "expected the same batch size in all parts, got 1, 2"),
         ({"observation_a": [0.5, 1.0]}, "obs/a: expected int64"),
+        ({"observation_a": [1, 7]}, "obs/a: expected whole numbers from 0 to 2, got 1 to 7"),
+        ({"observation_b": [[0, 1], [0, float("nan")]]}, "expected JSON, got NaN, which JSON does"),
+        (
+            {name: [[0.0] * 4, [1e39] * 4] for name in STATE},
+            "state_policy_hidden: expected finite numbers, got inf at [1, 0]",
+        ),
         ({"observation_a": ["x", "y"]}, "observation_a: expected numbers"),
         ({"c": [1, 2]}, "the inputs of the request: expected observation_a, observation_b, state"),
         (
@@ -218,6 +230,10 @@ def test_wrong_requests(two_versions):
             "signature_name: expected serving_default",
         ),
         ({"instances": instances, "signature_name": []}, "signature_name: expected serving"),
+        (
+            '{"inputs": {"observation_a": [0, 1], "observation_b": [[0, 1], [0, 1e400]]}}',
+            "observation_b: expected finite numbers, got inf at [1, 1]",
+        ),
         ("[" * 100_000, "the request: expected JSON, got maximum recursion depth"),
     ):
         code, answer = running.predict(body)
@@ -464,6 +480,17 @@ def test_two_starts_of_one_episode_at_once(tmp_path):
     assert (episode.action.tolist(), episode.reward.tolist()) == ([2], [3.0])
 
 
+def test_an_episode_that_terminates_at_its_limit(tmp_path):
+    _, policy = greedy()
+    served, log = ServedPolicy(policy, 1), EpisodeLog(tmp_path)
+    row, action = served.read({"observation": [[0.0, 1.0]]}), {"action": np.array([2])}
+    log.add(served, log.read({"episode_id": ["x"]}, 1), row, action)
+    ends = {"termination": [True], "truncation": [True], "reward": [1]}
+    log.add(served, log.read({"episode_id": ["x"], **ends}, 1), row, action)
+    (episode,) = read_episodes(tmp_path)
+    assert episode.is_terminated and episode.is_truncated
+
+
 def test_episodes_of_nests_come_back(tmp_path):
     episode = SingleAgentEpisode("name", agent_id="me")
     obs = {"image": np.zeros([2, 2], np.uint8), "pair": (np.float32(1.0), np.arange(2))}
@@ -545,6 +572,9 @@ def test_mistakes_of_options(tmp_path):
     ):
         with pytest.raises(UserError, match=error):
             log.read({**two, **change}, 2)
+    for reward in ("x", float("nan"), float("inf"), 10**400, 1e39, True):
+        with pytest.raises(UserError, match="reward of episode b: expected a number, the reward"):
+            log.read({"episode_id": ["a", "b"], "reward": [None, reward]}, 2)
     with serve.listen("127.0.0.1", 0) as taken:
         with pytest.raises(UserError, match="expected an address of this machine and a free port"):
             serve.listen("127.0.0.1", taken.getsockname()[1])

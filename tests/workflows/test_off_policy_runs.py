@@ -58,7 +58,9 @@ class RunTest(parameterized.TestCase):
             )
             with pytest.MonkeyPatch.context() as patch:
                 gather = mock.Mock(side_effect=OffPolicyWorkflow._fused_sampling, autospec=True)
-                patch.setattr(OffPolicyWorkflow, "_fused_sampling", lambda *a, own=gather: own(*a))
+                patch.setattr(
+                    OffPolicyWorkflow, "_fused_sampling", lambda *a, own=gather, **k: own(*a, **k)
+                )
                 if not together:
                     patch.setattr(OffPolicyWorkflow, "fuses_sampling", lambda *_: False)
                 patch.setattr(traces, "_all", collections.OrderedDict())  # traced anew

@@ -7,13 +7,14 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tfrl import RandomAgent, Workflow, seeding
+from tfrl import RandomAgent, Workflow, seeding, struct
 from tfrl.errors import UserError
 from tfrl.keras import api as keras
 from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
 from tfrl.traces import logic_key
+from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 LENGTH = 4
 
@@ -71,6 +72,18 @@ def test_a_buffer_in_variables_is_copied_saved_and_restored(env, tmp_path):
     assert workflow.step(restored)[0] == row
 
 
+def test_a_step_consumes_a_state_of_variables(env, tmp_path):
+    workflow = Collecting(env, capacity=64)
+    first = workflow.setup(0)
+    _, state = workflow.step(first)
+    for use in (workflow.step, workflow.snapshot, lambda s: workflow.save(s, tmp_path)):
+        with pytest.raises(UserError, match="the newest state of its run, of iteration 1"):
+            use(first)
+    copy = workflow.snapshot(state)
+    _, state = workflow.step(state)
+    assert workflow.step(copy)[0]["iterations"] == workflow.step(state)[0]["iterations"] - 1 == 2
+
+
 def test_environments_on_the_host_begin_new_episodes_after_a_restore(tmp_path):
     workflow = Collecting(tfrl.make_env("gymnasium:CartPole-v1", num_envs=2))
     _, state = workflow.step(workflow.setup(0))
@@ -105,6 +118,46 @@ def test_equal_keras_optimizers_are_equal_logic():
     assert one == two
 
 
+class Plain(LearnerWorkflow):
+    """The methods that a workflow over a learner must define."""
+
+    def __init__(self, env, agent):
+        given = dict.fromkeys(("optimizer", "evaluator", "eval_env", "learner_config", "strategy"))
+        super().__init__(
+            env=env,
+            agent=agent,
+            rollout_length=LENGTH,
+            default_config=ModuleConfig(),
+            check_numerics="raise",
+            eval_episodes=2,
+            compile="auto",
+            iterations_per_call=None,
+            **given,
+        )
+        self._complete()
+
+    def iterate(self, state, key):
+        out = self.play(state, key)
+        metrics, state = self.fit(state, out.batch, key, state.metrics.env_steps)
+        return self.finished(self.with_normalizer(state, out.normalizer), out, metrics)
+
+    def make_batch(self, agent_state, trajectory):
+        return self.agent.learner_batch(agent_state, trajectory)
+
+
+@pytest.mark.parametrize("suite", ["tf", "gymnasium"])
+def test_a_workflow_over_a_learner_defines_two_methods(suite):
+    assert LearnerWorkflow.__abstractmethods__ == {"iterate", "make_batch"}
+    workflow = Plain(tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2), tfrl.A2C)
+    state = workflow.advance(workflow.setup(0), 2).state
+    row, state = workflow.step(state)
+    assert (row["iterations"], row["learner_steps"]) == (3, 3)
+    assert workflow.describe().endswith(f"x {LENGTH} steps")
+    with pytest.raises(UserError, match="Plain.after_rollout: expected an override, for rollouts"):
+        workflow.after_rollout(state, None, None, ())
+    workflow.close()
+
+
 class OwnIterate(tfrl.OnPolicyWorkflow):
     def iterate(self, state, key):
         row, state = super().iterate(state, key)
@@ -121,6 +174,19 @@ class OwnLearning(tfrl.OffPolicyWorkflow):
     def learn_from(self, state, out, key):
         row, state = super().learn_from(state, out, key)
         return {**row, "mine": tf.constant(3.0)}, state
+
+
+def test_an_override_is_known_by_its_function(env, monkeypatch):
+    """Not by its module, which a decorator may have set."""
+    monkeypatch.setattr(OwnIterate.iterate, "__module__", "tfrl.iterations")
+    monkeypatch.setattr(OwnLearning, "__module__", "tfrl.iterations")
+    monkeypatch.setattr(OwnLearning, "scale", 2.0, raising=False)
+    on_policy = OwnIterate(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
+    off_policy = OwnLearning(env, tfrl.DQN)
+    assert on_policy.changed_hooks == ["iterate"]
+    assert off_policy.changed_hooks == ["learn_from"]
+    assert off_policy.logic()["scale"] == 2.0
+    assert tfrl.OffPolicyWorkflow(env, tfrl.DQN).changed_hooks == []
 
 
 @pytest.mark.parametrize("cls", [OwnIterate, OwnPlay, OwnLearning])
@@ -197,12 +263,26 @@ def test_states_of_another_form_are_refused(env):
 
     ppo = functools.partial(tfrl.OnPolicyWorkflow, env, rollout_length=LENGTH, num_minibatches=1)
     with pytest.raises(
-        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* at par"
+        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* got missing params/"
     ):
         Other(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1).setup(0)
     other = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4).setup(0)
     with pytest.raises(UserError, match="replay_buffer_state of the state: expected the structure"):
         ppo(tfrl.PPO).step(other)
+    more = tfrl.make_env("tf:CartPole-v1", num_envs=8)
+    other = tfrl.OnPolicyWorkflow(more, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
+    with pytest.raises(
+        UserError,
+        match=r"env_state of the state: expected the values of 2 environments .* got .* of shape "
+        r"\(8,.*\) for \(2,",
+    ):
+        ppo(tfrl.PPO).step(other.setup(0))
+    state = ppo(tfrl.PPO).setup(0)
+    for give in (lambda x: x, struct.values):
+        fresh = other.setup(0).replace(env_state=None)
+        with pytest.raises(UserError, match="env_state of the state: .* got missing"):
+            ppo(tfrl.PPO).step(give(fresh))
+    assert ppo(tfrl.PPO).step(struct.values(state))[0]["iterations"] == 1
     with pytest.raises(UserError, match="expected a state from `setup`, got NoneType"):
         ppo(tfrl.PPO).step(None)
     with pytest.raises(UserError, match="^replay_buffer: expected a function"):

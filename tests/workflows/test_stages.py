@@ -1,5 +1,6 @@
 """Compiled stages: one trace per mode, the faster mode, and messages."""
 
+import functools
 from unittest import mock
 
 import pytest
@@ -124,6 +125,21 @@ def test_an_op_that_xla_lacks_keeps_the_graph():
 def test_a_stage_without_a_mode_says_so():
     with pytest.raises(RuntimeError, match="stage 'rollout' was not chosen"):
         CompiledStage("rollout", lambda x: x)(1)
+
+
+def test_a_name_has_one_function():
+    class Trainer:
+        def update(self, scale, x):
+            return scale * x
+
+    made = Stages(RunPhase(), {}, {}, None)
+    first = made.stage("update", functools.partial(Trainer().update, 2.0))
+    assert made.stage("update", functools.partial(Trainer().update, 3.0)) is first
+    for other in (lambda x: x, functools.partial(tf.nest.map_structure, tf.identity), None):
+        with pytest.raises(UserError, match="got .* after .*Trainer.update"):
+            made.stage("update", other)
+    with pytest.raises(UserError, match="'update/mine' has the same mode"):
+        made.stage("update", lambda x: x)
 
 
 def test_compile_argument():

@@ -12,6 +12,7 @@ from tests.envs.workers.processes import resident_mb
 from tests.workflows.small_off_policy import workflow as off_policy
 from tfrl import struct, traces
 from tfrl.agents import DQN, PPO
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.workflows import OnPolicyWorkflow
 
@@ -61,6 +62,7 @@ def on_policy(env_id="tf:CartPole-v1", compile="graph", **options):
 
 CASES = {
     "graph": on_policy,
+    "legacy_keras": lambda: on_policy(optimizer=keras.optimizers.legacy.Adam(1e-2, decay=1e-3)),
     "stages": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
     "replay": lambda: off_policy(agent=functools.partial(TracedDQN, hidden=(4,))),
     "xla": functools.partial(on_policy, compile="xla"),
@@ -92,7 +94,7 @@ def trained(workflow, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
     make = CASES[name]
     traces.forget_all()

@@ -52,7 +52,7 @@ class RandomAgent(Agent):
     ) -> AgentState:
         """Returns a state with the specs."""
         if self.action_spec is not None:
-            return super().init_of(init, obs_spec, action_spec, key)  # type: ignore[no-any-return]
+            return super().init_of(init, obs_spec, action_spec, key)
         return AgentState(params={}, extra=Specs(obs_spec=obs_spec, action_spec=action_spec))
 
     def compute_actions(

@@ -150,16 +150,12 @@ def _check_leaf(name: str, spec: Any, value: Any, num_envs: int) -> None:
     elif specs.is_discrete(spec):
         low, high = specs.bounds(spec)
         bad = (array < low) | (array > high)
-        text = f"whole numbers from {_shown(low)} to {_shown(high)}"
+        text = f"whole numbers from {specs.shown(low)} to {specs.shown(high)}"
     else:
         return
     if bad.any():
         first = tuple(np.argwhere(bad)[0].tolist())
         raise _wrong(name, text, f"{array[first]} at {list(first)}", "it")
-
-
-def _shown(bound: np.ndarray) -> str:
-    return str(np.unique(bound)[0]) if np.unique(bound).size == 1 else str(bound.tolist())
 
 
 def _wrong(name: str, expected: str, got: str, what: str) -> UserError:

@@ -11,9 +11,11 @@ from gymnasium.vector.utils import batch_space
 
 from tfrl import checks, seeding, specs
 from tfrl.distribute.tracing import counted_apart
+from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.nest_packing import collector
 from tfrl.types import EnvState, Nest
 
 # Gymnasium's default.
@@ -47,6 +49,13 @@ def as_gymnasium(
       UserError: For another number of environments, several agents, or a bare environment.
     """
     checks.one_of("render_mode", render_mode, _RENDER_MODES)
+    if not isinstance(env, Env) or env.autoreset is None:
+        raise UserError(
+            "as_gymnasium",
+            expected="an environment with an autoreset mode",
+            got=f"a bare {type(env).__name__}" if isinstance(env, Env) else f"{env!r:.60}",
+            remedy="Create it with tfrl.make_env.",
+        )
     vector = env.num_envs > 1 if vector is None else vector
     if not vector and env.num_envs != 1:
         raise UserError(
@@ -64,17 +73,11 @@ class _Player:
     """Steps an environment with NumPy inputs and outputs, and holds its state."""
 
     def __init__(self, env: Any):
-        if not isinstance(env, Env) or env.autoreset is None:
-            raise UserError(
-                "as_gymnasium",
-                expected="an environment with an autoreset mode",
-                got=f"a bare {type(env).__name__}" if isinstance(env, Env) else type(env).__name__,
-                remedy="Create it with tfrl.make_env.",
-            )
         self.env: Any = env
         self.state: Any = None
-        self._action_spec = env.action_spec
         self._host = isinstance(env, HostEnv)
+        self._name = env.backend.name if self._host else type(env.unwrapped).__name__
+        self._collect_action = collector(env.action_spec, f"action for {self._name}")
         wrapped: Any = (lambda f: f) if self._host else _compiled
         self._reset: Callable[[Any], EnvState] = wrapped(env.reset)
         self._step: Callable[[EnvState, Nest], EnvState] = wrapped(env.step)
@@ -105,16 +108,28 @@ class _Player:
             fresh = self._merge(tf.constant(rows), fresh, self.state)
         return self._kept(fresh)
 
-    def step(self, action: Nest) -> EnvState:
-        """Takes a step with actions `[B, ...]`."""
+    def step(self, action: Nest, *, single: bool = False) -> EnvState:
+        """Takes a step with actions `[B, ...]`, or with one action.
+
+        Raises:
+          UserError: For an action out of its spec.
+        """
         if self.state is None:
             raise gymnasium.error.ResetNeeded("Call reset() before step().")
-        action = tf.nest.map_structure(
-            lambda spec, x: np.asarray(x, spec.dtype.as_numpy_dtype), self._action_spec, action
+        return self._kept(self._step(self.state, self._checked(action, single)))
+
+    def _checked(self, action: Nest, single: bool) -> Nest:
+        """The actions as arrays, or as tensors for the device; a leaf may be a list or a tuple."""
+        env, leaves = self.env, list[Any]()
+        self._collect_action(action, leaves)
+        arrays = [_numbers(self._name, x) for x in leaves]
+        arrays = [x[np.newaxis] for x in arrays] if single else arrays
+        nest = tf.nest.pack_sequence_as(env.action_spec, arrays)
+        check_action(self._name, env.action_spec, nest, env.num_envs)
+        nest = tf.nest.map_structure(
+            lambda spec, x: x.astype(spec.dtype.as_numpy_dtype), env.action_spec, nest
         )
-        if not self._host:
-            action = tf.nest.map_structure(tf.constant, action)
-        return self._kept(self._step(self.state, action))
+        return nest if self._host else tf.nest.map_structure(tf.constant, nest)
 
     def _kept(self, state: EnvState) -> EnvState:
         """Stores a state, and returns it in NumPy without the task's state."""
@@ -130,6 +145,21 @@ class _Player:
     def close(self) -> None:
         if self._host:
             self.env.close()
+
+
+def _numbers(name: str, leaf: Any) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise UserError(
+            f"action for {name}",
+            expected="numbers, in lists of equal length",
+            got=f"{leaf!r:.60}",
+            remedy="Pass actions that match env.action_space.",
+        )
+    return array
 
 
 def _compiled(fn: Callable[..., Any]) -> Any:
@@ -172,7 +202,7 @@ class GymnasiumEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step; an episode's last step returns the terminal observation."""
-        state = self._player.step(tf.nest.map_structure(lambda x: np.asarray(x)[None], action))
+        state = self._player.step(action, single=True)
         if np.ndim(state.reward) != 1:
             raise _several_agents()
         obs, info = self._told(state.info["final_obs"], state)

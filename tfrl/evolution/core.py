@@ -132,7 +132,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             )
         search = state.search.replace(mean=mean + share * (ravel(params) - mean))
         centre = unravel(self.centre(search), state.params)
-        return state.replace(search=search, params=centre)  # type: ignore[no-any-return]
+        return state.replace(search=search, params=centre)
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
         """Returns metrics of the search, `{name: float32 scalar}`, for example a step size."""

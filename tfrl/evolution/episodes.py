@@ -46,7 +46,7 @@ class Episodes(struct.Struct):
 
     def kept(self) -> Trajectory:
         """Returns the trajectory with lost episodes marked as invalid."""
-        return self.trajectory.replace(valid=self.trajectory.valid & ~self.lost)  # type: ignore[no-any-return]
+        return self.trajectory.replace(valid=self.trajectory.valid & ~self.lost)
 
 
 def _not_finite(trajectory: Trajectory) -> tf.Tensor:
@@ -141,4 +141,4 @@ def in_one_column(trajectory: Trajectory) -> Trajectory:
         batch_major = tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
         return tf.reshape(batch_major, [x.shape[0] * x.shape[1], 1, *rest])
 
-    return tf.nest.map_structure(column, trajectory)  # type: ignore[no-any-return]
+    return tf.nest.map_structure(column, trajectory)

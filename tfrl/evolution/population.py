@@ -177,7 +177,7 @@ def state_form(env: Any, num_envs: int) -> EnvState:
             state = env.reset(tf.zeros([2], tf.int32))
         specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
         notes["state_form"] = specs
-    return notes["state_form"]  # type: ignore[no-any-return]
+    return notes["state_form"]
 
 
 def leaves_by_env(env: Any) -> Nest:
@@ -189,7 +189,7 @@ def leaves_by_env(env: Any) -> Nest:
 
 def _by_member(totals: EpisodeTotals, members: int) -> EpisodeTotals:
     """Reshapes totals `[P E]` to `[P, E]`."""
-    return tf.nest.map_structure(lambda x: tf.reshape(x, [members, -1]), totals)  # type: ignore[no-any-return]
+    return tf.nest.map_structure(lambda x: tf.reshape(x, [members, -1]), totals)
 
 
 def _batch_major(x: tf.Tensor) -> tf.Tensor:

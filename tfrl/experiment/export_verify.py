@@ -385,7 +385,7 @@ def client_answers(
         inputs_path, taken, job = (
             pathlib.Path(scratch, name) for name in ("observations.npz", "answers.npz", "job.json")
         )
-        np.savez(inputs_path, **arrays)  # type: ignore[arg-type]
+        np.savez(inputs_path, **arrays)
         content = {
             "format": form,
             "folder": str(folder),

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.experiment.export_functions import leaf_name
-from tfrl.rollout.policy import started
+from tfrl.rollout.policy import ObsReader, StateReader
 from tfrl.types import Nest
 
 
@@ -39,14 +37,18 @@ class SavedPolicy:
                 remedy="Write one with bin/export.py --format=saved_model.",
             )
         inputs = self._signatures["action"].structured_input_signature[1]
-        self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
+        self._inputs = {
+            n: tf.TensorSpec(s.shape[1:], s.dtype)
+            for n, s in inputs.items()
+            if n.startswith("observation")
+        }
         # A flat nest by input name: a spec for one input, a dict for several.
         signatures = {
-            n.removeprefix("observation").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
-            for n, s in self._inputs.items()
+            n.removeprefix("observation").removeprefix("_"): s for n, s in self._inputs.items()
         }
         self.obs_spec: Nest = signatures[""] if set(signatures) == {""} else signatures
-        self._fresh: dict[int, Nest] = {}
+        self._reader = ObsReader(self.obs_spec)
+        self._states: dict[int, StateReader] = {}
         self._seeds = iter(range(seed, 2**31))
 
     def predict(
@@ -59,7 +61,8 @@ class SavedPolicy:
         """Returns the action for an observation, and the recurrent state after it.
 
         Args:
-          obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays.
+          obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays, in the form of
+            `obs_spec` or of the run's. A leaf may be a list.
           deterministic: Whether to take the greedy action; sampled ones need a SavedModel of
             `bin/export.py`.
           state: The state returned by the previous call; None if all episodes start.
@@ -70,10 +73,12 @@ class SavedPolicy:
           `{name: array [B, ...]}`, or None without memory.
 
         Raises:
-          UserError: For an observation with another structure or shape.
+          UserError: For an observation, state or `episode_start` with another structure or shape.
         """
         columns, size, single = self._read(obs)
-        carry = started(self._start(size), state, episode_start, size)
+        if size not in self._states:
+            self._states = {size: StateReader(self._start(size), size)}
+        carry = self._states[size].read(state, episode_start)
         more = dict(carry or {})
         if not deterministic:
             if "explore" not in self._signatures:
@@ -122,32 +127,31 @@ class SavedPolicy:
         """The recurrent state at an episode start."""
         if "initial_state" not in self._signatures:
             return None
-        if size not in self._fresh:
-            initial = self._signatures["initial_state"](batch_size=tf.constant(size))
-            self._fresh = {size: {name: x.numpy() for name, x in initial.items()}}
-        return self._fresh[size]
+        initial = self._signatures["initial_state"](batch_size=tf.constant(size))
+        return {name: x.numpy() for name, x in initial.items()}
 
     def _read(self, obs: Nest) -> tuple[dict[str, np.ndarray], int, bool]:
-        leaves = {leaf_name(p, "observation"): x for p, x in struct.paths(obs).items()}
+        leaves = self._leaves(obs, "observation")
         if leaves.keys() != self._inputs.keys():
             raise UserError(
                 "obs",
                 expected=f"the parts {', '.join(self._inputs)}",
-                got=", ".join(leaves) or "nothing",
+                got=f"{', '.join(leaves):.200}" or "nothing",
             )
-        arrays, single = {}, False
-        for name, spec in self._inputs.items():
-            array = np.asarray(leaves[name], spec.dtype.as_numpy_dtype)
-            single = array.ndim == spec.shape.rank - 1
-            arrays[name] = array[np.newaxis] if single else array
-            if not spec.shape.is_compatible_with(arrays[name].shape):
-                raise UserError(
-                    f"obs ({name})",
-                    expected=f"the shape {spec.shape.as_list()[1:]}, or a batch of it",
-                    got=str(list(array.shape)),
-                )
-        size = len(next(iter(arrays.values())))
-        return arrays, size, single
+        if "observation" in leaves:
+            rows, size, single = self._reader.read(leaves["observation"])
+            return {"observation": rows}, size, single
+        parts = {name.removeprefix("observation_"): x for name, x in leaves.items()}
+        rows, size, single = self._reader.read(parts)
+        return {f"observation_{name}": x for name, x in rows.items()}, size, single
+
+    def _leaves(self, obs: Nest, name: str) -> dict[str, Any]:
+        """The observation's leaves by input name; a leaf may be a list or a tuple."""
+        if name in self._inputs or not isinstance(obs, dict | list | tuple):
+            return {name: obs}
+        items = obs.items() if isinstance(obs, dict) else enumerate(obs)
+        parts = [self._leaves(x, f"{name}_{key}".replace("/", "_")) for key, x in items]
+        return {leaf: x for part in parts for leaf, x in part.items()}
 
     def env(self, num_envs: int = 1, *, render: bool = False) -> Any:
         """Raises a UserError: a SavedModel does not know its environment."""

@@ -62,7 +62,9 @@ def train(
       allow_code: Whether to import Python modules that the folder names, if `gin_files` is None.
       callbacks: User code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
       **bindings: Gin bindings, which override the files. A name without a dot belongs to `train`:
-        `total_env_steps=100_000`. Pass others as a dict: `**{"make_env.num_envs": 8}`.
+        `eval_interval=50_000`. Pass others as a dict: `**{"make_env.num_envs": 8}`.
+        `total_env_steps` also sets the schedules that the files tie to the budget, as the flag of
+        this name.
 
     Returns:
       The content of `summary.json`: `eval_return_mean`, `env_steps`, `env_steps_per_second`, ...
@@ -73,8 +75,10 @@ def train(
     from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import run_config, settings
+    from tfrl.launch.gin_files import budget_binding
 
     started = time.monotonic()
+    env_steps = bindings.pop("total_env_steps", None)
     lines = settings.binding_lines(
         {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
     )
@@ -86,6 +90,8 @@ def train(
         if not files:
             files = run_config.read(folder, (), lines, allow_code=allow_code)
             seed = run_config.seed(folder) if seed is None else seed
+        if env_steps is not None:
+            lines.append(budget_binding(files, lines, env_steps))
         assembled, chosen = assemble(
             lambda: settings.assemble(files, lines),
             lambda: make_strategy(strategy, log=print),

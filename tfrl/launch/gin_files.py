@@ -244,6 +244,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 T = TypeVar("T")
 
+BUDGET = "train.total_env_steps"
+
 _scopes: set[str] = set()
 
 # Bindings that may stay unused, see `_replaced_parts`.
@@ -334,6 +336,21 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
     for text in bindings:
         result += read_binding(text)
     return result
+
+
+def budget_binding(files: Sequence[str], bindings: Sequence[str], env_steps: int) -> str:
+    """Returns the binding of a budget: of its macro where the files bind it to one.
+
+    Schedules over the same macro then end with the budget.
+
+    Args:
+      files: Gin files, see `resolve`.
+      bindings: Bindings, which override the files.
+      env_steps: The budget.
+    """
+    values = [b.value for b in read(files, bindings) if b.key == BUDGET]
+    name = values[-1].name if values and isinstance(values[-1], Macro) else BUDGET
+    return f"{name} = {env_steps!r}"
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[str] = ()) -> None:

@@ -389,6 +389,18 @@ def values() -> dict[str, Any]:
     }
 
 
+def with_same_macro(name: str) -> set[str]:
+    """Returns the names of all bindings to the macro of a binding; empty without a macro."""
+    macros = {
+        binding_name(scope, selector, parameter): value.config_key
+        for (scope, selector), bindings in bound().items()
+        for parameter, value in bindings.items()
+        if isinstance(value, config.ConfigurableReference)
+        and value.configurable.selector == "gin.macro"
+    }
+    return {n for n, macro in macros.items() if macro == macros.get(name)}
+
+
 def configuration() -> dict[str, str]:
     """Returns every used binding as `{name: gin's text of the value}`, without macros."""
     return {name: repr(value) for name, value in values().items()}

@@ -104,7 +104,7 @@ class RunPolicy(Policy):
         env = self._workflow.video_env()
         if isinstance(env, HostEnv):
             return env.copy(num_envs, render)
-        return env.with_num_envs(num_envs)  # type: ignore[no-any-return]
+        return env.with_num_envs(num_envs)
 
     def workflow(self) -> tuple["Workflow", "State"]:
         """Returns workflow and state to continue from this checkpoint: `workflow.learn(state)`.

@@ -9,12 +9,11 @@ from tfrl.loading import distrust, trust
 from tfrl.storage import working_copy
 
 
-def find(root_dir: str | None, remedy: str = "") -> pathlib.Path:
+def find(root_dir: str | None) -> pathlib.Path:
     """Returns the gin file of a run.
 
     Args:
       root_dir: The value of the flag, the run folder.
-      remedy: The remedy if the folder has no run.
 
     Raises:
       UserError: The flag is missing, or the folder has no run.
@@ -32,7 +31,6 @@ def find(root_dir: str | None, remedy: str = "") -> pathlib.Path:
             f"--root_dir={root_dir}",
             expected="the folder of a run, with operative_config.gin in it",
             got="a folder without one" if root.is_dir() else f"no folder at {root}",
-            remedy=remedy,
         )
     return config
 

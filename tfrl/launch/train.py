@@ -16,7 +16,7 @@ from tfrl.launch import api, app, gin_files, run_config, server_flag  # noqa: F4
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
-DOC = """Trains an agent. Without --gin_file and --root_dir: PPO on CartPole (ppo/tf_cartpole.gin).
+DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
 
   tfrl-train --gin_file=ppo/tf_pendulum.gin --root_dir=runs/pendulum
   tfrl-train --gin_bindings='make_env.num_envs=128' --total_env_steps=1_000_000
@@ -31,7 +31,8 @@ DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 flags.DEFINE_integer(
     "total_env_steps",
     None,
-    "The budget in env steps, as train.total_env_steps; a larger budget continues a run.",
+    "The budget in env steps, and the end of the schedules that the gin file ties to it; a larger "
+    "budget continues a run.",
     lower_bound=1,
 )
 flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
@@ -65,12 +66,8 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     termination.install()
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
-    if flags.FLAGS.total_env_steps is not None:
-        budget = f"train.total_env_steps={flags.FLAGS.total_env_steps}"
-        values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
     # Reports a missing file or a typo before TensorFlow is imported.
-    if values.root_dir is not None and not values.gin_file:
-        run_config.find(values.root_dir, f"For a new run pass --gin_file={DEFAULT_GIN_FILE}.")
+    if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
         files = run_config.read(
             values.root_dir, (), values.gin_bindings, allow_code=values.allow_code
         )
@@ -79,6 +76,9 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
         gin_files.read(files, values.gin_bindings)
+    if (env_steps := flags.FLAGS.total_env_steps) is not None:
+        budget = gin_files.budget_binding(files, values.gin_bindings, env_steps)
+        values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
     common_flags.configure_tensorflow(values)
     from tfrl.launch import settings
 

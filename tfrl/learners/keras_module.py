@@ -202,7 +202,7 @@ class KerasModule(Module):
         return self.loss_fn is not None
 
     @property
-    def groups(self) -> tuple[str, ...]:  # type: ignore[override]
+    def groups(self) -> tuple[str, ...]:
         """The group "model", if the model has trainable weights."""
         return (_GROUP,) if self.network.template.trainable else ()
 

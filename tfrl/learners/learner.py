@@ -263,7 +263,8 @@ class Learner:
             if params:
                 own = self._optimizer_fn
                 optimizer = own(config) if own else config.make_optimizer(update.name)
-                self.register_optimizer(module_id, update.name, optimizer, params, config.lr)
+                rate = config.rate_of(update.name)
+                self.register_optimizer(module_id, update.name, optimizer, params, rate)
 
     def register_optimizer(
         self,
@@ -626,7 +627,7 @@ class Learner:
         return self._get_global_norm_function()
 
     def _get_global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-        return tf.linalg.global_norm  # type: ignore[no-any-return]
+        return tf.linalg.global_norm
 
     def apply_gradients(self, gradients_dict: ParamDict) -> None:
         """Applies gradients `{param ref: gradient}` with the optimizers of their variables.
@@ -712,7 +713,7 @@ class Learner:
 
     # Updates.
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def fit(
         self,
         state: LearnerState,
@@ -820,7 +821,7 @@ class Learner:
                 remedy="Pass learner.learner_state, whose leaves are variables.",
             )
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def update(
         self,
         batch: Nest,

@@ -47,12 +47,12 @@ class LearnerState(struct.Struct):
     def count(self, name: str, number: Any) -> LearnerState:
         """Returns the state with a number added to one of the counters."""
         changed = {name: leaves.add(self.counters[name], number)}
-        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+        return self.replace(counters={**self.counters, **changed})
 
     def with_counter(self, name: str, value: Any) -> LearnerState:
         """Returns the state with a new value of a counter."""
         changed = {name: leaves.put(self.counters[name], value)}
-        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+        return self.replace(counters={**self.counters, **changed})
 
     def with_slots(self, module_id: str, optimizer_name: str, slots: dict[str, Any]) -> Any:
         """Returns the state with new leaves of one optimizer."""

@@ -44,7 +44,7 @@ def _refusing_other_arguments(cls: type[T]) -> type[T]:
 
 def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
     """Raises a UserError that lists all unknown fields."""
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    known = [f.name for f in dataclasses.fields(cls)]
     unknown = [name for name in names if name not in known]
     if unknown:
         near = (did_you_mean(str(name), known) for name in unknown)
@@ -56,6 +56,9 @@ def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
         )
 
 
+_RATE = 3e-4
+
+
 @_refusing_other_arguments
 @struct.logic_dataclass
 class ModuleConfig(struct.Struct):
@@ -63,7 +66,7 @@ class ModuleConfig(struct.Struct):
 
     Attributes:
       lr: A number, points `[[0, v0], [t1, v1], ...]`, or a schedule of `tfrl.ops.schedules`; the
-        steps are env steps.
+        steps are env steps. Or `{update name: one of these}`, with 3e-4 for missing updates.
       grad_clip: The maximum gradient, or None; applied after the sum over replicas.
       grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
       log_gradients: Whether to report the global norm of each optimizer's gradients before
@@ -75,7 +78,7 @@ class ModuleConfig(struct.Struct):
       adam_epsilon: Epsilon of "adam" and "adamw".
     """
 
-    lr: Any = 3e-4
+    lr: Any = _RATE
     grad_clip: float | None = None
     grad_clip_by: str = "global_norm"
     log_gradients: bool = True
@@ -90,10 +93,9 @@ class ModuleConfig(struct.Struct):
           UserError: For an invalid value, with the field's name.
         """
         for name in ("lr", "grad_clip", "minibatch_size", "adam_epsilon"):
-            value = getattr(self, name)
-            if isinstance(value, np.integer | np.floating):
-                object.__setattr__(self, name, value.item())  # settings are written as JSON
-        _check_rate(self.lr)
+            object.__setattr__(self, name, _in_json(getattr(self, name)))
+        for rate in self.lr.values() if isinstance(self.lr, Mapping) else (self.lr,):
+            _check_rate(rate)
         if self.grad_clip is not None and not _positive(self.grad_clip):
             raise _refuse("grad_clip", "a number above 0, or None", self.grad_clip, _TURNED)
         if not _positive(self.adam_epsilon):
@@ -114,6 +116,10 @@ class ModuleConfig(struct.Struct):
             raise _refuse(
                 "minibatch_size", expected, size, "Pass None to use the size given to the call."
             )
+
+    def rate_of(self, update_name: str) -> Any:
+        """Returns the learning rate of an update, a number or a schedule."""
+        return self.lr.get(update_name, _RATE) if isinstance(self.lr, Mapping) else self.lr
 
     def make_optimizer(self, update_name: str) -> Any:
         """Returns the optimizer of an update, a native one or an unused Keras optimizer."""
@@ -162,6 +168,13 @@ class ModuleConfig(struct.Struct):
 
 
 _TURNED = "Use a positive value; a negative one reverses the steps."
+
+
+def _in_json(value: Any) -> Any:
+    """Returns NumPy's numbers as Python's, since settings are written as JSON."""
+    if isinstance(value, Mapping):
+        return {name: _in_json(x) for name, x in value.items()}
+    return value.item() if isinstance(value, np.integer | np.floating) else value
 
 
 def _refuse(name: str, expected: str, got: Any, remedy: str) -> UserError:

@@ -280,7 +280,7 @@ class LossByLearner(DuckModule):
     """A module without a loss, trained by the loss that its Learner computes."""
 
     @property
-    def groups(self) -> tuple[str, ...]:  # type: ignore[override]
+    def groups(self) -> tuple[str, ...]:
         """The module's."""
         return self.module.groups
 

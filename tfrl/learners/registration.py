@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def check_update_names(learner: Learner, module_id: str, config: ModuleConfig) -> None:
-    """Rejects an optimizer for an unknown update, which would be ignored."""
-    named = config.optimizer if isinstance(config.optimizer, Mapping) else {}
+    """Rejects an optimizer or a rate for an unknown update, which would be ignored."""
     # Several modules may share their settings.
     known = {u.name for module in learner.modules.values() for u in module.updates}
-    for name in named:
-        if name not in known:
-            raise UserError(
-                f"ModuleConfig.optimizer of module {module_id!r}",
-                expected=f"names of updates among {', '.join(sorted(known))}",
-                got=repr(name),
-                remedy=did_you_mean(str(name), known),
-            )
+    for field, value in (("optimizer", config.optimizer), ("lr", config.lr)):
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in known:
+                raise UserError(
+                    f"ModuleConfig.{field} of module {module_id!r}",
+                    expected=f"names of updates among {', '.join(sorted(known))}",
+                    got=repr(name),
+                    remedy=did_you_mean(str(name), known),
+                )
 
 
 def check_mine(learner: Learner, thing: str, module_id: str, params: Sequence[Any]) -> None:

@@ -149,7 +149,7 @@ def replaced(
         m: of_module(variables, state.agent_state[m])
         for m, variables in learner.module_states.items()
     }
-    return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+    return state.replace(agent_state=agent_state)
 
 
 def assign(variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:

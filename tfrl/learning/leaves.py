@@ -42,7 +42,7 @@ def with_carried(state: S, tensors: Sequence[tf.Tensor]) -> S:
     """Returns the state with new values for the leaves of `carried`."""
     rest = iter(tensors)
     leaves = [x if isinstance(x, tf.Variable) else next(rest) for x in tf.nest.flatten(state)]
-    return tf.nest.pack_sequence_as(state, leaves)  # type: ignore[no-any-return]
+    return tf.nest.pack_sequence_as(state, leaves)
 
 
 def cond(

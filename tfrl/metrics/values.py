@@ -119,7 +119,7 @@ def is_nan(value: Value) -> Any:
 def divide(total: Value, by: Any) -> Value:
     """Returns total / by as floats, NaN if `by` is 0."""
     if np.ndim(total) == 0 and np.ndim(by) == 0:
-        return total / by if by else math.nan  # type: ignore[operator]
+        return total / by if by else math.nan
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.asarray(by) == 0, np.nan, np.true_divide(total, by))
 

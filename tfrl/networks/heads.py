@@ -30,7 +30,7 @@ class HeadedNetwork(Network):
     def head_rank(params: Params) -> int:
         """Returns the rank of a head's kernel: 2, plus the axes of stacked parameters."""
         heads = (own for name, own in params.items() if name != "torso" and "kernel" in own)
-        return next(heads)["kernel"].shape.rank  # type: ignore[no-any-return]
+        return next(heads)["kernel"].shape.rank
 
     @abc.abstractmethod
     def _output(self, params: Params, hidden: tf.Tensor) -> Any:

@@ -150,7 +150,7 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
         )
     for path, x in struct.paths(rows).items():
         checks.leading_shape(f"trajectory.{path}", x, (length, replay.num_envs), "valid")
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 @struct.dataclass

@@ -170,7 +170,7 @@ class Reader:
 
     def _step_rows(self, slot: tf.Tensor) -> dict[str, Nest]:
         """The stored steps in slots without frames, leaves [*slot.shape, ...]."""
-        return self._replay.step_packer.unpack(tf.gather(self._steps, slot))  # type: ignore[no-any-return]
+        return self._replay.step_packer.unpack(tf.gather(self._steps, slot))
 
     def _observations(self, numbers: tf.Tensor, env: tf.Tensor) -> Nest:
         """Frames `[N, F, ...]` of numbers [N, F]."""

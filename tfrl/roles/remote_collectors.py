@@ -593,9 +593,7 @@ class RolloutCollectors(RemoteCollectors):
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""
-        return tf.nest.map_structure(  # type: ignore[no-any-return]
-            lambda x: tf.concat([x] * self._share, axis=1), self._form
-        )
+        return tf.nest.map_structure(lambda x: tf.concat([x] * self._share, axis=1), self._form)
 
     def _of_all(self, value: Any) -> list[Any]:
         """Returns the values of all workers of the learner."""

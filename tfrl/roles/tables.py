@@ -184,7 +184,7 @@ def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:
         collect = tf.function(player.collect_trajectory, autograph=False)
         given = form, env_state, carry, seeding.key(0)
         played = collect.get_concrete_function(*given).structured_outputs[0]
-    return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), played)  # type: ignore[no-any-return]
+    return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), played)
 
 
 def rollout_signature(form: Trajectory, num_collectors: int) -> dict[str, Any]:
@@ -266,9 +266,7 @@ def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) ->
       wait_seconds: Seconds to wait for an answer, and for a lost server.
     """
     made = distributed_replay(workflow, len(addresses.split(",")))
-    return made.replace(  # type: ignore[no-any-return]
-        address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds
-    )
+    return made.replace(address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds)
 
 
 def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:
@@ -308,7 +306,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
         changes["samples_per_insert"] = workflow.batch_size * float(workflow.updates_per_step)
         changes["min_size"] = max(first.min_size or 1, workflow.learning_starts, 1)
     replay = replay.replace(**changes)
-    return replay.replace(block_size=_block_size(replay, workflow))  # type: ignore[no-any-return]
+    return replay.replace(block_size=_block_size(replay, workflow))
 
 
 def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:

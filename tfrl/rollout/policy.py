@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfrl import seeding, specs, struct
 from tfrl.errors import UserError
-from tfrl.nest_packing import builder, leaves_of
+from tfrl.nest_packing import builder, collector, leaves_of
 from tfrl.rollout.acting import HostPolicy
 from tfrl.types import Nest
 
@@ -76,11 +76,13 @@ class Policy:
           one observation), or None without memory.
 
         Raises:
-          UserError: For an observation that does not match `obs_spec`.
+          UserError: For an observation that does not match `obs_spec`, or has integers out of its
+            range; a state that is not `[B, ...]` of `state_spec`; an `episode_start` of another
+            length.
         """
         rows, size, single = self._observations.read(obs)
         player = self._players.get((size, deterministic)) or self._player(size, deterministic)
-        carry = player.carry(state, episode_start)
+        carry = player.states.read(state, episode_start)
         if player.step >= player.length:
             player.begin(self._next_key(), rows, carry)
         action, after, _ = player.policy.act(rows, player.step, carry)
@@ -121,8 +123,8 @@ class _Player:
         batch: Any = _Batch(num_envs=size, obs_spec=agent.obs_spec)
         act = agent.evaluate_actions if deterministic else agent.compute_actions
         self.policy = HostPolicy(batch, agent, act)
-        self._agent_state, self._size = agent_state, size
-        self._fresh = self.policy.fresh_carry()
+        self._agent_state = agent_state
+        self.states = StateReader(self.policy.fresh_carry(), size)
         self.step = self.length = 0
 
     def begin(self, key: tf.Tensor, obs: Nest, carry: Nest) -> None:
@@ -130,25 +132,58 @@ class _Player:
         self.policy.begin(self._agent_state, key, _STEPS, obs, carry)
         self.step, self.length = 0, _STEPS
 
-    def carry(self, state: Nest, episode_start: Any) -> Nest:
-        """The recurrent state of the step."""
-        return started(self._fresh, state, episode_start, self._size)
 
+class StateReader:
+    """Checks recurrent states of users, and replaces them in rows where an episode starts."""
 
-def started(fresh: Nest, state: Nest, episode_start: Any, size: int) -> Nest:
-    """Returns the recurrent state of a step, `fresh` in rows where an episode starts."""
-    if fresh is None or state is None:
-        return fresh
-    if episode_start is None:
-        return state
-    rows = np.broadcast_to(np.asarray(episode_start, bool), [size])
-    if not rows.any():
-        return state
+    def __init__(self, fresh: Nest, size: int):
+        """Takes the state at an episode start, arrays `[size, ...]`; None without memory."""
+        self._fresh, self._size = fresh, size
+        self._collect = collector(fresh, "state")
+        self._pack = builder(fresh)
+        self._leaves = [
+            (_name("state", path), leaf.dtype, leaf.shape)
+            for path, leaf in struct.paths(fresh).items()
+        ]
 
-    def select(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-        return np.where(rows.reshape([-1] + [1] * (np.ndim(old) - 1)), new, old)
+    def read(self, state: Nest, episode_start: Any) -> Nest:
+        """Returns the state of a step.
 
-    return tf.nest.map_structure(select, fresh, state)
+        Args:
+          state: The user's state, or None: all episodes start.
+          episode_start: A bool or bool `[size]`, or None.
+        """
+        starts = None if episode_start is None else self._starts(episode_start)
+        if state is None:
+            return self._fresh
+        if self._fresh is None:
+            raise UserError(
+                "state", expected="None for a policy without memory", got=type(state).__name__
+            )
+        values: list[Any] = []
+        self._collect(state, values)
+        arrays = []
+        for (name, dtype, shape), leaf in zip(self._leaves, values, strict=True):
+            array = _array(name, dtype, leaf)
+            if array.shape != shape:
+                raise _wrong(name, f"{dtype} of shape {list(shape)}", array, "state_spec")
+            arrays.append(array)
+        if starts is not None and starts.any():
+            fresh = leaves_of(self._fresh)
+            for i, old in enumerate(arrays):
+                arrays[i] = np.where(starts.reshape([-1] + [1] * (old.ndim - 1)), fresh[i], old)
+        return self._pack(arrays)
+
+    def _starts(self, episode_start: Any) -> np.ndarray:
+        rows = np.asarray(episode_start)
+        if rows.dtype.kind not in "biuf" or rows.shape not in ((), (self._size,)):
+            raise UserError(
+                "episode_start",
+                expected=f"a bool, or bool of shape [{self._size}]",
+                got=f"{rows.dtype} of shape {list(rows.shape)}",
+                remedy="Pass one value per observation.",
+            )
+        return np.broadcast_to(rows.astype(bool), [self._size])
 
 
 def _bounds(spec: Any) -> tuple[np.ndarray, np.ndarray] | None:
@@ -159,35 +194,70 @@ def _bounds(spec: Any) -> tuple[np.ndarray, np.ndarray] | None:
     return low, high
 
 
+def _ranges(spec: Any) -> tuple[Any, Any] | None:
+    """The bounds of integers that do not use all values of their dtype, scalars as ints."""
+    if not (specs.is_discrete(spec) and spec.dtype.is_integer):
+        return None
+    low, high = specs.bounds(spec)
+    if (low == spec.dtype.min).all() and (high == spec.dtype.max).all():
+        return None  # images
+    return (low, high) if low.ndim else (low.item(), high.item())
+
+
+def _check_range(name: str, array: np.ndarray, low: Any, high: Any) -> None:
+    if array.ndim == 0:  # a Discrete value, in a tenth of a microsecond
+        if low <= array.item() <= high:
+            return
+    elif not ((array < low) | (array > high)).any():
+        return
+    raise UserError(
+        name,
+        expected=f"whole numbers from {specs.shown(low)} to {specs.shown(high)}",
+        got=f"{array.min()} to {array.max()}" if array.ndim else str(array),
+        remedy="Match the policy's obs_spec.",
+    )
+
+
 class ObsReader:
     """Turns user observations into arrays `[B, ...]` of the spec's dtypes."""
 
     def __init__(self, obs_spec: Nest):
         """Takes the nest of specs of one observation."""
-        self._spec = obs_spec
+        self._collect = collector(obs_spec, "obs")
         self._pack = builder(tf.nest.map_structure(lambda _: 0, obs_spec))
         self._leaves = [
-            (path, np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+            (
+                _name("obs", path),
+                np.dtype(spec.dtype.as_numpy_dtype),
+                tuple(spec.shape.as_list()),
+                _ranges(spec),
+            )
             for path, spec in struct.paths(obs_spec).items()
         ]
 
     def read(self, obs: Nest) -> tuple[Nest, int, bool]:
         """Returns the observation with a leading axis B, B, and whether it was a single one."""
         values: list[Any] = []
-        _collect(self._spec, obs, values, "")
+        self._collect(obs, values)
         arrays, sizes = [], set()
-        for (path, dtype, shape), leaf in zip(self._leaves, values, strict=True):
-            array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
-            if array.dtype != dtype:
-                array = _as_type(path, dtype, array)
-            if array.shape == shape:
-                array = array[np.newaxis]
+        for (name, dtype, shape, ranges), leaf in zip(self._leaves, values, strict=True):
+            array = _array(name, dtype, leaf)
+            single = array.shape == shape
+            if single:
                 sizes.add(0)
-            elif array.shape[1:] == shape and array.ndim == len(shape) + 1:
+            elif array.shape[1:] == shape and array.ndim == len(shape) + 1 and len(array):
                 sizes.add(array.shape[0])
+            elif array.shape == (0, *shape):
+                raise UserError(
+                    name,
+                    expected="at least one observation",
+                    got=f"a batch of shape {list(array.shape)}",
+                )
             else:
-                raise _wrong(path, f"{dtype} of shape {list(shape)}, or a batch", array)
-            arrays.append(array)
+                raise _wrong(name, f"{dtype} of shape {list(shape)}, or a batch", array)
+            if ranges is not None:
+                _check_range(name, array, *ranges)
+            arrays.append(array[np.newaxis] if single else array)
         if len(sizes) != 1:
             raise UserError(
                 "obs",
@@ -199,48 +269,33 @@ class ObsReader:
         return self._pack(arrays), size or 1, not size
 
 
-def _collect(spec: Nest, obs: Nest, leaves: list[Any], path: str) -> None:
-    """Collects the leaves of an observation in the order of its spec."""
-    if isinstance(spec, dict):
-        if not isinstance(obs, dict) or obs.keys() != spec.keys():
-            got = ", ".join(map(str, obs)) if isinstance(obs, dict) else type(obs).__name__
-            raise UserError(
-                f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
-            )
-        for name in sorted(spec):
-            _collect(spec[name], obs[name], leaves, f"{path}/{name}")
-    elif isinstance(spec, (list, tuple)):
-        if not isinstance(obs, (list, tuple)) or len(obs) != len(spec):
-            raise UserError(
-                f"obs{path}", expected=f"a tuple of {len(spec)} parts", got=type(obs).__name__
-            )
-        for i, (part, value) in enumerate(zip(spec, obs, strict=True)):
-            _collect(part, value, leaves, f"{path}/{i}")
-    else:
-        leaves.append(obs)
-
-
-def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
-    """An array cast to the spec's dtype, if that preserves the values."""
+def _array(name: str, dtype: np.dtype, leaf: Any) -> np.ndarray:
+    """A leaf as an array of the spec's dtype, if that preserves the values."""
+    try:
+        array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+    except ValueError as error:  # lists of different lengths
+        raise UserError(
+            name, expected="numbers, in lists of equal length", got=f"{leaf!r:.60}"
+        ) from error
+    if array.dtype == dtype:
+        return array
     kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}.get(dtype.kind, dtype.kind)
     if array.dtype.kind not in kinds:
-        raise _wrong(path, f"{dtype}", array)
+        raise _wrong(name, f"{dtype}", array)
     cast = array.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise UserError(
-            _name(path), expected=f"values of {dtype}", got=f"{array.min()} to {array.max()}"
-        )
+        raise UserError(name, expected=f"values of {dtype}", got=f"{array.min()} to {array.max()}")
     return cast
 
 
-def _name(path: str) -> str:
-    return "obs" if path == "." else f"obs/{path}"
+def _name(base: str, path: str) -> str:
+    return base if path == "." else f"{base}/{path}"
 
 
-def _wrong(path: str, expected: str, array: np.ndarray) -> UserError:
+def _wrong(name: str, expected: str, array: np.ndarray, spec: str = "obs_spec") -> UserError:
     return UserError(
-        _name(path),
+        name,
         expected=expected,
         got=f"{array.dtype} of shape {list(array.shape)}",
-        remedy="Match the policy's obs_spec.",
+        remedy=f"Match the policy's {spec}.",
     )

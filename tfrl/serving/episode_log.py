@@ -15,6 +15,7 @@ from tfrl.episodes import SingleAgentEpisode, write_episodes
 from tfrl.errors import UserError
 from tfrl.serving.served_policy import LOGGED, RequestRows, ServedPolicy
 
+_LARGEST = float(np.finfo(np.float32).max)  # of a reward
 _MOST_OPEN = 10_000  # episodes; beyond, the longest idle one is written as a chunk
 
 
@@ -22,8 +23,8 @@ class EpisodeLog:
     """Collects episodes by the `episode_id` of requests; writes each when it ends.
 
     A request with a new id is a reset. A later request is the step to its observation, with the
-    action of the last response and the request's `reward`. `termination` or `truncation` marks the
-    last observation.
+    action of the last response and the request's `reward`. `termination` or `truncation`, or both
+    as in Gymnasium, marks the last observation.
     """
 
     def __init__(self, folder: pathlib.Path, on_episode: Callable[[], Any] = lambda: None):
@@ -76,13 +77,18 @@ class EpisodeLog:
         return logged
 
     def _check_rewards(self, logged: Mapping[str, list[Any]]) -> None:
-        """Checks that every step of an open episode has a reward."""
+        """Checks that every step of an open episode has a reward, and that rewards are numbers.
+
+        The first row of an episode may have None or a number, which is ignored: its request may
+        have rows of other episodes.
+        """
         ids = logged["episode_id"]
         for name, reward in zip(
             map(str, ids), logged.get("reward", [None] * len(ids)), strict=True
         ):
             number = isinstance(reward, int | float) and not isinstance(reward, bool)
-            if name in self._open and not number:
+            finite = number and abs(reward) <= _LARGEST  # also integers beyond any float
+            if not finite and (name in self._open or reward is not None):
                 raise UserError(
                     f"reward of episode {name}",
                     expected="a number, the reward of the previous action",

@@ -29,6 +29,7 @@ def make_app(server: PolicyServer) -> Any:
     """Returns the ASGI application (Starlette) of a server."""
     applications = extras.require("starlette.applications", "serve")
     routing = extras.require("starlette.routing", "serve")
+    exceptions = extras.require("starlette.exceptions", "serve")
     responses = extras.require("starlette.responses", "serve")
     disconnect = extras.require("starlette.requests", "serve").ClientDisconnect
 
@@ -86,11 +87,15 @@ def make_app(server: PolicyServer) -> Any:
         content, kind = server.metrics.text()
         return responses.Response(content, media_type=kind)
 
+    async def only_post(_: Any) -> None:
+        raise exceptions.HTTPException(405, headers={"Allow": "POST"})
+
     model = "/v1/models/{name:str}"
     routes = []
     for path in (model, model + "/versions/{version:int}", model + "/labels/{label:str}"):
         routes += [
             routing.Route(path + ":predict", predict, methods=["POST"]),
+            routing.Route(path + ":predict", only_post),  # otherwise the name of a model
             routing.Route(path + "/metadata", described),
             routing.Route(path, status),
         ]
@@ -101,9 +106,10 @@ def make_app(server: PolicyServer) -> Any:
     ]
 
     async def unknown(request: Any, error: Any) -> Any:
-        return answer(
-            {"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code
-        )
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        response = answer({"error": text}, error.status_code)
+        response.headers.update(error.headers or {})
+        return response
 
     handlers = {404: unknown, 405: unknown}
     return applications.Starlette(routes=routes, exception_handlers=handlers)
@@ -139,7 +145,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
       UserError: For a wrong request.
     """
     try:
-        given = json.loads(body)
+        given = json.loads(body, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise UserError("the request", expected="JSON", got=str(error), remedy=_FORM) from error
     keys = set(given) if isinstance(given, Mapping) else set()
@@ -161,6 +167,10 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
     outputs = await server.predict(policy, signature, columns, size)
     named = {name: x.tolist() for name, x in outputs.items()}
     return {"outputs": next(iter(named.values())) if len(named) == 1 else named}
+
+
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant}, which JSON does not have")
 
 
 def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]:

@@ -75,7 +75,8 @@ class ServedPolicy:
         """Checks the columns of a request, leaves `[B, ...]` by name.
 
         Raises:
-          UserError: For missing or unknown names, or wrong shapes, dtypes or sizes.
+          UserError: For missing or unknown names, wrong shapes, dtypes or sizes, numbers that are
+            not finite, or integers out of their range.
         """
         known = [*self.inputs, *self.state, *([EPISODE_START] if self.state else [])]
         missing = [name for name in self.inputs if name not in columns]
@@ -88,16 +89,18 @@ class ServedPolicy:
                 remedy="Get the input names from GET .../metadata.",
             )
         arrays = [_array(name, columns[name]) for name in self.inputs]
-        obs, size, single = self._reader.read(
-            tf.nest.pack_sequence_as(self.policy.obs_spec, arrays)
-        )
-        if single or not size:
+        nest = tf.nest.pack_sequence_as(self.policy.obs_spec, arrays)
+        with np.errstate(over="ignore"):  # infinities are errors below
+            obs, size, single = self._reader.read(nest)
+        if single:
             raise UserError(
                 "the inputs of the request",
                 expected="a batch of observations",
-                got="a single observation" if single else "no row",
+                got="a single observation",
                 remedy='Send {"instances": [observation]}.',
             )
+        for name, leaf in zip(self.inputs, tf.nest.flatten(obs), strict=True):
+            _check_finite(name, leaf)
         state, starts = self._read_state(columns, size)
         return RequestRows(tuple(tf.nest.flatten(obs)), state, starts, size)
 
@@ -124,8 +127,10 @@ class ServedPolicy:
         for name, spec in self.state.items():
             leaf = _array(name, columns[name])
             if leaf.dtype.kind in "fiub" and spec.dtype.is_floating:
-                leaf = leaf.astype(spec.dtype.as_numpy_dtype)
+                with np.errstate(over="ignore"):
+                    leaf = leaf.astype(spec.dtype.as_numpy_dtype)
             _check(name, leaf, spec, size)
+            _check_finite(name, leaf)
             leaves.append(leaf.astype(spec.dtype.as_numpy_dtype))
         return tuple(leaves), starts
 
@@ -172,6 +177,12 @@ def _array(name: str, value: Any) -> np.ndarray:
             remedy="Send lists whose first axis is the batch.",
         )
     return array
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        raise UserError(name, expected="finite numbers", got=f"{array[first]} at {list(first)}")
 
 
 def _check(name: str, array: np.ndarray, spec: Any, size: int) -> None:

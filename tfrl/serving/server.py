@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tfrl import checks, extras
+from tfrl import checks, extras, specs
 from tfrl.errors import UserError
 from tfrl.serving.batcher import Batcher
 from tfrl.serving.episode_log import EpisodeLog
@@ -96,7 +97,7 @@ class PolicyServer:
             size = 1
             while size <= self.options.max_batch_size:
                 columns = {
-                    n: np.zeros([size, *s.shape], s.dtype.as_numpy_dtype)
+                    n: np.repeat(_example(s)[np.newaxis], size, axis=0)
                     for n, s in policy.inputs.items()
                 }
                 rows = policy.read(columns)
@@ -168,6 +169,13 @@ class PolicyServer:
         self._executor.shutdown()
         if self.log is not None:
             self.log.close()
+
+
+def _example(spec: tf.TensorSpec) -> np.ndarray:
+    """An observation for the warm-up: zeros, or the smallest values of a range of integers."""
+    if specs.is_discrete(spec):
+        return specs.bounds(spec)[0]
+    return np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
 
 
 class Metrics:

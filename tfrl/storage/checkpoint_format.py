@@ -172,6 +172,24 @@ def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def check_fits(
+    thing: str, want: Mapping[str, Any], have: Mapping[str, Any], *, expected: str, remedy: str
+) -> None:
+    """Raises a UserError with the first `misfits`.
+
+    Args:
+      thing: The subject of the error.
+      want: See `misfits`.
+      have: See `misfits`.
+      expected: What the error expects.
+      remedy: What the error advises.
+    """
+    wrong = misfits(want, have)
+    if wrong:
+        got = "; ".join(wrong[:3]) + ("; ..." if len(wrong) > 3 else "")
+        raise UserError(thing, expected=expected, got=got, remedy=remedy)
+
+
 def _misfit(want: Any, have: Any) -> str:
     plain = not hasattr(have, "dtype")
     try:

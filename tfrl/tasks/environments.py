@@ -40,7 +40,7 @@ def make_pool(task: RLTask, *, num_workers: int, seed: int) -> WorkerPool:
         task.config = config
     pool = task.get_worker_pool(force_sync=config.force_sync)
     thing = f"get_worker_pool of {type(task).__name__}"
-    return checks.instance(thing, pool, WorkerPool, "a WorkerPool")  # type: ignore[no-any-return]
+    return checks.instance(thing, pool, WorkerPool, "a WorkerPool")
 
 
 def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> EvaluationResult:

@@ -77,7 +77,7 @@ class TaskModule(Module):
         return _run_model(self.task, self.forms, self.model, batch, TrainingState.start())
 
     @property
-    def updates(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def updates(self) -> tuple[Any, ...]:
         """One update: by `compute_loss` and a gradient, or by `train_model`."""
         if trains_itself(self.task):
             return (ExternalUpdate(name="train_model", step=self._train_model),)
@@ -94,7 +94,7 @@ class TaskModule(Module):
         return loss, {f"{_TASKS}{name}": x for name, x in metrics.items()}
 
     def _train_model(self, state: AgentState, batch: Samples, key: tf.Tensor) -> dict[str, Any]:
-        return _called(_train_model, self.task, self.model, batch)  # type: ignore[no-any-return]
+        return _called(_train_model, self.task, self.model, batch)
 
 
 class TaskLearner(Learner):

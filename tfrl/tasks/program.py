@@ -11,7 +11,7 @@ from tfrl import checks, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.learners.reports import mean_of
-from tfrl.storage.checkpoint_format import misfits
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.tasks import clips
 from tfrl.tasks.clips import MultiReplaySamples
 from tfrl.tasks.environments import EpisodeReturns, make_pool
@@ -206,14 +206,13 @@ class TaskProgram:
         variables = self.training.saved_variables()
         episodes = "progress/next_episodes"
         want = {**variables, episodes: np.zeros([num_workers], np.int64)}
-        wrong = misfits(want, {path: values[path] for path in want})
-        if wrong:
-            raise UserError(
-                "the checkpoint",
-                expected=f"the values of this model and {num_workers} workers",
-                got="; ".join(wrong[:3]),
-                remedy="Use the task and the num_env_workers of the checkpoint.",
-            )
+        check_fits(
+            "the checkpoint",
+            want,
+            {path: values[path] for path in want},
+            expected=f"the values of this model and {num_workers} workers",
+            remedy="Use the task and the num_env_workers of the checkpoint.",
+        )
         for path, variable in variables.items():
             variable.assign(values[path])
         self._replay.clear()

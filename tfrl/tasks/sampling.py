@@ -211,7 +211,7 @@ def checked_bounds(
 
     def count(name: str, value: Any) -> int:
         counted = "states" if "batch" in name else "samples"
-        return checks.at_least(name, value, 1, remedy=f"Pass a number of {counted}.")  # type: ignore[no-any-return]
+        return checks.at_least(name, value, 1, remedy=f"Pass a number of {counted}.")
 
     def optional(name: str, value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else count(name, value)

@@ -100,7 +100,7 @@ class TaskWorkflow(Workflow):
                 got=f"the state of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
-        return program  # type: ignore[no-any-return]
+        return program
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations; see `Workflow.advance`."""

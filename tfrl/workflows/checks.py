@@ -259,9 +259,9 @@ def on_reverb(replay: Any) -> ReverbReplay:
       UserError: For a buffer that Reverb does not support.
     """
     if hasattr(replay, "make_tables"):
-        return replay  # type: ignore[no-any-return]
+        return replay
     if hasattr(replay, "on_reverb"):
-        return replay.on_reverb()  # type: ignore[no-any-return]
+        return replay.on_reverb()
     raise UserError(
         "The replay buffer",
         expected="ReverbReplay or InGraphReplay, whose items a Reverb server can hold",

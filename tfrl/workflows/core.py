@@ -22,7 +22,9 @@ from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import logic_key, traces_of
+from tfrl.workflows.checks import check_newest
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics, State
@@ -124,7 +126,9 @@ class Workflow(abc.ABC):
             env_state=self.setup_env_state(keys["environment"]),
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
-        return self.postsetup_replay_buffer(state)
+        state = self.postsetup_replay_buffer(state)
+        self._note_iterations(state)  # a setup may reset variables of the workflow's own
+        return state
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
         """Returns the first `agent_state` and `opt_state`, nests of tensors.
@@ -186,14 +190,33 @@ class Workflow(abc.ABC):
         return Advance(rows=rows, state=state, seconds=seconds)
 
     def ready(self, state: State) -> State:
-        """Returns the state that iterations can start from."""
-        return state if in_place(state) else struct.values(state)
+        """Returns the state that iterations can start from.
+
+        Raises:
+          UserError: For a state of variables that a later step has consumed.
+        """
+        if not in_place(state):
+            return struct.values(state)
+        self._check_newest(state)
+        return state
+
+    def _check_newest(self, state: State) -> None:
+        runner = self._runner_of(state)
+        if runner is not None and in_place(state):
+            check_newest(int(state.metrics.iterations), runner.iterations)
+
+    def _note_iterations(self, state: State) -> None:
+        """Makes a state the newest of its run."""
+        runner = self._runner_of(state)
+        if runner is not None and in_place(state):
+            runner.iterations = int(state.metrics.iterations)
 
     def runner(self, state: State) -> Runner:
         """Returns the runner of a state; it is kept as long as the state."""
         runner = self._runner_of(state)
         if runner is None:
-            runner = Runner(self, traces_of(logic_key(self)))
+            iterations = int(state.metrics.iterations)
+            runner = Runner(self, traces_of(logic_key(self)), iterations)
             self._add_runner(state, runner)
         return runner
 
@@ -300,7 +323,7 @@ class Workflow(abc.ABC):
         evaluator = self.evaluator
         if num_episodes is not None:
             evaluator = evaluator.replace(num_episodes=num_episodes)
-        return evaluator.evaluate(self.agent_state(state), key)  # type: ignore[no-any-return]
+        return evaluator.evaluate(self.agent_state(state), key)
 
     def video_env(self) -> Any:
         """Returns environments to record a video in."""
@@ -371,7 +394,7 @@ class Workflow(abc.ABC):
         """Returns the settings that traces depend on; equal logic shares traces."""
         settings: dict[str, Any] = {}
         for cls in reversed(type(self).__mro__):  # class attributes count as settings
-            if issubclass(cls, Workflow) and not cls.__module__.startswith("tfrl."):
+            if issubclass(cls, Workflow):
                 settings.update({n: x for n, x in vars(cls).items() if _is_setting(n, x)})
         settings.update(vars(self))
         return {name: x for name, x in settings.items() if name not in self._not_traced}
@@ -415,6 +438,7 @@ class Workflow(abc.ABC):
 
     def snapshot(self, state: State) -> State:
         """Returns a copy of the leaves, which later steps of `state` do not change."""
+        self._check_newest(state)
         return tf.nest.map_structure(
             lambda x: tf.Variable(x, trainable=x.trainable) if isinstance(x, tf.Variable) else x,
             state,
@@ -433,6 +457,7 @@ class Workflow(abc.ABC):
 
         Environments on the host are left out: a resumed run begins new episodes.
         """
+        self._check_newest(state)
         on_host = isinstance(self.env, HostEnv)
         return struct.paths(state.replace(env_state=None) if on_host else state)
 
@@ -469,19 +494,15 @@ class Workflow(abc.ABC):
         if isinstance(self.env, HostEnv):
             values = {**own, **values}
         kept = () if environments else ("env_state", "carry")
-        leaves = [x if p.split("/")[0] in kept else values[p] for p, x in own.items()]
-        wrong = [
-            f"{p} of shape {tuple(values[p].shape)} for {tuple(x.shape)}"
-            for p, x in own.items()
-            if p.split("/")[0] not in kept and tuple(values[p].shape) != tuple(x.shape)
-        ]
-        if wrong:
-            raise UserError(
-                "the checkpoint",
-                expected="the shapes of this workflow's state",
-                got="; ".join(wrong[:3]),
-                remedy="Restore with the configuration that saved it.",
-            )
+        loaded = {p: x for p, x in own.items() if p.split("/")[0] not in kept}
+        check_fits(
+            "the checkpoint",
+            loaded,
+            {p: values[p] for p in loaded},
+            expected="the shapes of this workflow's state",
+            remedy="Restore with the configuration that saved it.",
+        )
+        leaves = [values[p] if p in loaded else x for p, x in own.items()]
         leaves = [
             put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
         ]
@@ -491,6 +512,7 @@ class Workflow(abc.ABC):
             # Environments on the host begin new episodes, with seeds that follow from the run.
             key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
             state = state.replace(env_state=self.env.reset(key))
+        self._note_iterations(state)
         return state
 
     @property

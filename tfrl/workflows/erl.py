@@ -45,7 +45,6 @@ from tfrl.workflows.checks import (
     check_counts,
     check_ends,
     check_episodes,
-    check_newest,
     check_replay,
     check_room,
     make_agent,
@@ -328,6 +327,7 @@ class ERLWorkflow(Workflow):
 
     # A generation.
 
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation; changes the agents' and replay buffer's variables in place."""
         keys = seeding.streams(key, ("train", "play", "learn"))
@@ -373,7 +373,7 @@ class ERLWorkflow(Workflow):
         agent_states = struct.values(state.agent_state)
         if isinstance(self.env, HostEnv):
             return self._played_on_host(agent_states, population, key)
-        return stages.stage("play", self._played)(agent_states, population, key)  # type: ignore[no-any-return]
+        return stages.stage("play", self._played)(agent_states, population, key)
 
     def _played(self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor) -> Episodes:
         """`play` on the device; a function of tensors."""
@@ -555,7 +555,7 @@ class ERLWorkflow(Workflow):
             batch = {
                 m: self._sample(buffer, seeding.stream(keys["sample"], m)) for m in learner.modules
             }
-            return update(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
+            return update(batch, keys["update"], env_steps)
 
         def take(number: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
             return mean_of_steps(number, lambda j, _: ((), step(seeding.fold_in(key, j))))[1]
@@ -659,18 +659,14 @@ class ERLWorkflow(Workflow):
                 got="a state of tensors",
                 remedy="Pass a state from setup, restore or snapshot.",
             )
-        runner = self._runner_of(state)
-        if runner is not None:
-            check_newest(int(state.metrics.iterations), runner.iterations)
-        return state
+        return super().ready(state)
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = super().load_values(state, values, environments=environments)
-        self.runner(state).iterations = int(state.metrics.iterations)
-        return state.replace(env_state=None)  # type: ignore[no-any-return]
+        return state.replace(env_state=None)
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` generations in one compiled call; see `Workflow.advance`."""
@@ -680,7 +676,7 @@ class ERLWorkflow(Workflow):
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
                 raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)  # type: ignore[no-any-return]
+        return done.replace(rows=rows)
 
     def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the metrics of a module from a row."""

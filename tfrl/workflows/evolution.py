@@ -249,6 +249,7 @@ class EvolutionWorkflow(Workflow):
 
     # A generation.
 
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation: ask, play, tell."""
         population, search = stages.stage("ask", self.optimizer.ask)(state.opt_state.search)
@@ -285,7 +286,7 @@ class EvolutionWorkflow(Workflow):
 
         def own(population: Nest, start: Nest) -> Played:
             episodes = play(agent_state, population, start, step_key, replicas.index() * part)
-            return replicas.gather(episodes)  # type: ignore[no-any-return]
+            return replicas.gather(episodes)
 
         episodes = replicas.any_replica(replicas.run(own, population, start))  # [R, ...]
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)

@@ -39,6 +39,7 @@ from tfrl.metrics.accumulator import (
 )
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows import stages
@@ -49,7 +50,6 @@ from tfrl.workflows.checks import (
     check_episodes,
     check_evaluator,
     check_fit,
-    check_newest,
     check_resets,
     check_whole,
     make_agent,
@@ -87,9 +87,9 @@ STAGES = ("rollout", "update", "evaluation", "loop")
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments.
 
-    A subclass defines an iteration (`iterate`), how a trajectory becomes a batch (`make_batch`) and
-    how the learner trains on it (`update_options`, `update`). All hooks except the setup hooks are
-    traced.
+    A subclass defines an iteration (`iterate`) and how a trajectory becomes a batch (`make_batch`);
+    `update_options` and `update` say how the learner trains on it. All hooks except the setup hooks
+    are traced. The subclass' constructor ends with `_complete`.
 
     One learner serves all states: `learner_of` returns it over the variables of a state. Each state
     has a `Runner`, which keeps the compiled functions.
@@ -102,6 +102,7 @@ class LearnerWorkflow(Workflow):
         "_learner",
         "_evaluators",
         "compiled_process_rollout",
+        "_played_form",
     }
     # Whether Python runs the loop over iterations, whatever the source of the rollouts.
     loops_in_python = False
@@ -184,9 +185,8 @@ class LearnerWorkflow(Workflow):
         # Under SAME_STEP every row is a real step.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
-    @abc.abstractmethod
     def _check_agent(self, learner_config: ModuleConfig | None) -> None:
-        """Raises a UserError for an agent that this workflow does not train."""
+        """Raises a UserError for an agent that this workflow does not train; accepts all here."""
 
     def _complete(self) -> None:
         """Ends a constructor, once all sizes are known."""
@@ -360,7 +360,7 @@ class LearnerWorkflow(Workflow):
                 m: own.replace(normalizer=after[m]) if m in after else own
                 for m, own in state.agent_state.items()
             }
-        return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+        return state.replace(agent_state=agent_state)
 
     def stages_of(self, state: State) -> Stages | None:
         """Returns the stages in use; None if the user calls `iterate`: its state must be new."""
@@ -368,11 +368,6 @@ class LearnerWorkflow(Workflow):
         if run_stages is None and tf.executing_eagerly() and self._runner_of(state) is not None:
             self.ready(state)
         return run_stages
-
-    def _note_iterations(self, state: State) -> None:
-        runner = self._runner_of(state)
-        if runner is not None:
-            runner.iterations = int(state.metrics.iterations)
 
     @property
     def learner(self) -> Learner:
@@ -410,9 +405,7 @@ class LearnerWorkflow(Workflow):
             agent_state = agent_state[DEFAULT_MODULE_ID]
             opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
         metrics = state.metrics.replace(learner=learner_state.counters)
-        return state.replace(  # type: ignore[no-any-return]
-            agent_state=agent_state, opt_state=opt_state, metrics=metrics
-        )
+        return state.replace(agent_state=agent_state, opt_state=opt_state, metrics=metrics)
 
     # Hooks; all are traced.
 
@@ -520,9 +513,9 @@ class LearnerWorkflow(Workflow):
         """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 
     @property
-    @abc.abstractmethod
     def update_options(self) -> dict[str, Any]:
-        """Arguments of `Learner.update`: epochs, minibatches, shuffling."""
+        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
+        return {}
 
     def update(
         self,
@@ -622,8 +615,12 @@ class LearnerWorkflow(Workflow):
 
         On the host the `iterate` of such a workflow runs as written, without overlap.
         """
-        methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
-        return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
+        return self._overridden(LearnerWorkflow)
+
+    def _overridden(self, base: type) -> list[str]:
+        """Returns the names of an iteration's methods that differ from those of a base."""
+        own = type(self)
+        return [n for n in self._played_in_two if getattr(own, n) is not getattr(base, n)]
 
     @property
     def loops_on_host(self) -> bool:
@@ -668,11 +665,9 @@ class LearnerWorkflow(Workflow):
           UserError: For a state that a later step has consumed.
         """
         checks.instance("the state given to the workflow", state, State, "a state from `setup`")
-        runner = self._runner_of(state)
-        if runner is None:
+        if self._runner_of(state) is None:
             return self.copied(state, None)
-        check_newest(int(state.metrics.iterations), runner.iterations)
-        return state
+        return super().ready(state)
 
     def copied(self, state: State, runner: Runner | None) -> State:
         """Returns a copy of a state in variables of its own.
@@ -682,6 +677,8 @@ class LearnerWorkflow(Workflow):
           runner: The state's runner, whose compile modes the copy takes over; None for a state
             without one.
         """
+        if runner is None:
+            self._check_played(state)
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
             learner,
@@ -700,6 +697,30 @@ class LearnerWorkflow(Workflow):
         for name in names:
             _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
         return copy
+
+    def _check_played(self, state: State) -> None:
+        """Raises a UserError for environments or a recurrent state of another form."""
+        if self.rollout_source.in_python or self.replicas.several:
+            return  # environments of their own, and one form for each replica
+        for name, form in zip(("env_state", "carry"), self._played_form, strict=True):
+            check_fits(
+                f"{name} of the state",
+                form,
+                struct.paths(getattr(state, name)),
+                expected=f"the values of {self.env.num_envs} environments of this workflow",
+                remedy="Set up the state with the same num_envs, or begin new episodes: "
+                "state.replace(env_state=workflow.env.reset(key)).",
+            )
+
+    @functools.cached_property
+    def _played_form(self) -> list[dict[str, tf.TensorSpec]]:
+        """The specs of `env_state` and `carry` by path; traces a reset and runs nothing."""
+        begin = tf.function(self._begin, autograph=False)
+        parts = begin.get_concrete_function(seeding.key(0)).structured_outputs
+        return [
+            {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(part).items()}
+            for part in parts
+        ]
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
@@ -722,18 +743,18 @@ class LearnerWorkflow(Workflow):
                         "or choose check_numerics='skip'.",
                     )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)  # type: ignore[no-any-return]
+        return done.replace(rows=rows)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
         self.rollout_source.begin_call(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
-        return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics, prefetched=None)
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back the leaves that `begin_call` dropped."""
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
-        return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
+        return after.replace(metrics=after.metrics.replace(**kept))
 
     def times_stages(self, run_stages: Stages) -> bool:
         """Whether clocks time rollout and update where possible; here always."""
@@ -754,13 +775,22 @@ class LearnerWorkflow(Workflow):
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns the function that chooses the actions of a phase."""
         agent = self.agent
-        return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
+        return agent.random_actions if phase.random else agent.compute_actions
 
-    @abc.abstractmethod
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Everything after a rollout on the host, see `host_runner.HostIterating`."""
+        """Everything after a rollout on the host, see `host_runner.HostIterating`.
+
+        Raises:
+          UserError: Here; a workflow that overrides `iterate` does not need it.
+        """
+        raise UserError(
+            f"{type(self).__name__}.after_rollout",
+            expected="an override, for rollouts in Python",
+            got="none",
+            remedy="Override `iterate`, or derive from OnPolicyWorkflow or OffPolicyWorkflow.",
+        )
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -820,15 +850,16 @@ class LearnerWorkflow(Workflow):
         env = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
+        updates = self.describe_updates()
         return (
             f"{name_of(self.agent)} on {task}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
-            f"{self.rollout_length} steps, {self.describe_updates()}"
+            f"{self.rollout_length} steps{f', {updates}' if updates else ''}"
         )
 
-    @abc.abstractmethod
     def describe_updates(self) -> str:
-        """Returns a short description of the updates."""
+        """Returns a short description of the updates, empty by default."""
+        return ""
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes for runs that are set up from now on."""
@@ -844,7 +875,7 @@ class LearnerWorkflow(Workflow):
             evaluator = Evaluator(
                 env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes
             )
-        return evaluator.replace(  # type: ignore[no-any-return]
+        return evaluator.replace(
             env=self.replica_eval_env, num_episodes=num_episodes, compile=compile
         )
 
@@ -914,9 +945,12 @@ class LearnerWorkflow(Workflow):
             steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 
-    @abc.abstractmethod
     def trial_batch(self, state: State) -> Nest:
-        """Returns a batch to time the update on; making it must change nothing."""
+        """Returns a batch to time the update on, that of a rollout; making it changes nothing."""
+        if not self.loops_on_host:
+            return self.play(state, state.key).batch
+        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
+        return self.compiled_process_rollout(agent_state, blank).batch
 
     # What a checkpoint holds.
 
@@ -943,25 +977,19 @@ class LearnerWorkflow(Workflow):
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = load_progress(self, self.ready(state), values, environments)
         load_learner(self, state, values)
-        self.runner(state).iterations = int(state.metrics.iterations)
+        self._note_iterations(state)
         return state
 
 
 def _assign(what: str, variables: Nest, values: Nest) -> None:
     """Assigns a nest of values; raises a UserError for another structure or shape."""
     own, new = struct.paths(variables), struct.paths(values)
-    wrong = sorted(set(own) ^ set(new)) or [
-        f"{p} of shape {tuple(new[p].shape)} for {tuple(x.shape)}"
-        for p, x in own.items()
-        if tuple(new[p].shape) != tuple(x.shape)
-    ]
-    if wrong:
-        raise UserError(
-            what,
-            expected="the structure and shapes of this workflow's state",
-            got="a different structure at "
-            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
-            remedy="Start from the state that this workflow's `setup` returns.",
-        )
+    check_fits(
+        what,
+        own,
+        new,
+        expected="the structure and shapes of this workflow's state",
+        remedy="Start from the state that this workflow's `setup` returns.",
+    )
     for path, variable in own.items():
         variable.assign(new[path])

@@ -337,16 +337,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def setup_workflow_metrics(self) -> RunMetrics:
         """Returns the counters of a fresh run."""
         start = tf.constant(self.learning_starts, tf.int64)
-        return super().setup_workflow_metrics().replace(learning_start=start)  # type: ignore[no-any-return]
+        return super().setup_workflow_metrics().replace(learning_start=start)
 
     def _with_start(self, state: State, start: int) -> State:
         metrics = state.metrics.replace(learning_start=tf.constant(start, tf.int64))
-        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics)
 
     def setup_replay(self) -> ReplayBuffer:
         """Returns this process' empty replay buffer for a fresh run."""
         if not self.loops_in_python:
-            return self.replay.init()  # type: ignore[no-any-return]
+            return self.replay.init()
         buffer = self.replay.part(self.replicas.num_workers).init()
         self._servers.add(buffer)
         return buffer
@@ -356,11 +356,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if self.loops_in_python:
             return {}
         with self.replicas.scope():
-            return self.setup_replay().variables()  # type: ignore[attr-defined,no-any-return]
+            return self.setup_replay().variables()  # type: ignore[attr-defined]
 
     def replay_buffer(self, state: State) -> ReplayBuffer:
         """Returns the replay buffer of a state, with `add`, `sample`, `size`."""
         return self._experience(state).buffer
+
+    @property
+    def changed_hooks(self) -> list[str]:
+        """Names of the methods of an iteration that a subclass overrides."""
+        return self._overridden(OffPolicyWorkflow)
 
     def make_runner(self, state: State) -> Runner:
         """Returns the runner of a state; with Reverb it holds the experience."""
@@ -398,7 +403,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _reverb(self, state: State) -> ReverbExperience:
         """Returns the Reverb experience of a state."""
-        return self.runner(state).experience  # type: ignore[attr-defined,no-any-return]
+        return self.runner(state).experience  # type: ignore[attr-defined]
 
     def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """Returns the experience of a state, on Reverb or in the graph."""
@@ -480,6 +485,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # An iteration; traced.
 
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, stores the steps, and learns from samples.
 
@@ -513,19 +519,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         phase = self.phase_of(state) if run_stages is None else run_stages.phase
         state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
-        if self.overlaps and phase.learns and state.prefetched is None:
-            state = self._prefetched(state)
-        play_key, learn_key = tf.unstack(seeding.split(key, 2))
-        if state.prefetched is not None:
-            *_, play_key = state.prefetched
-        if self.fuses_sampling(run_stages):
-            out = self._fused_sampling(state, act)
+        ahead, fused = self.overlaps and phase.learns, self.fuses_sampling(run_stages)
+        if ahead or fused:
+            metrics, state = self._iterate_sampled(state, act, ahead=ahead, fused=fused)
         else:
+            play_key, learn_key = tf.unstack(seeding.split(key, 2))
             out = self.play(state, play_key, act)
-            if self.overlaps and phase.learns:
-                state, out = self._stored_and_sampled(state, out)
-        with stages.after(out):
-            metrics, state = self.learn_from(state, out, learn_key)
+            with stages.after(out):
+                metrics, state = self.learn_from(state, out, learn_key)
         buffer = as_leaves(state.replay_buffer_state)
         return metrics, state.replace(replay_buffer_state=buffer)
 
@@ -545,34 +546,56 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def _learn(
         self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Stores a rollout, unless it is stored, and takes the learner steps that are due."""
+        """Stores a rollout, and takes the learner steps that are due."""
         run_stages = stages.current()
         learns = self.phase_of(state).learns if run_stages is None else run_stages.phase.learns
         before = state.metrics.env_steps
         env_steps = before + out.counts["env_steps"]
         metrics: dict[str, tf.Tensor] = {}
         outputs: list[tf.Tensor] = []
-        ahead = self.overlaps and learns
-        if ahead or self.fuses_sampling(run_stages):  # the experience is stored already
-            batch, update_key, _ = state.prefetched if ahead else out.batch
-            if self.all_rows_valid:  # known without waiting for the rollout
-                env_steps = before + self.steps_per_iteration
-            metrics, state, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
+        state = self.with_normalizer(state, out.normalizer)
+        # Before the samples: a write after a read makes XLA copy the whole buffer.
+        self._experience(state).add(out.batch)
+        if learns:
+            metrics, state, outputs = self._learn_from_replay(
+                state, before, env_steps, key, batches
+            )
         else:
-            state = self.with_normalizer(state, out.normalizer)
-            # Before the samples: a write after a read makes XLA copy the whole buffer.
-            self._experience(state).add(out.batch)
-            if learns:
-                metrics, state, outputs = self._learn_from_replay(
-                    state, before, env_steps, key, batches
-                )
-            else:
-                # No update, but the schedules of acting advance.
-                state = self._follow_schedules(state, env_steps)
+            # No update, but the schedules of acting advance.
+            state = self._follow_schedules(state, env_steps)
         metrics, state = self.finished(state, out, metrics)
-        return metrics, state.replace(prefetched=out.batch if ahead else None), outputs
+        return metrics, state, outputs
 
-    # Batches that are drawn one iteration ahead.
+    # One learner step per iteration, on a batch that is drawn as soon as the steps are stored.
+
+    def _iterate_sampled(
+        self, state: State, act: ActionFn | None, *, ahead: bool, fused: bool
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """One iteration with one learner step.
+
+        Args:
+          state: Before the iteration.
+          act: As the argument `action_fn` of `play`.
+          ahead: Whether the batch is the next iteration's. This one learns from the batch that the
+            last one drew, at the same time as it plays.
+          fused: Whether rollout, buffer and sample are one XLA program.
+        """
+        if ahead and state.prefetched is None:
+            state = self._prefetched(state)
+        if fused:
+            out, sample = self._fused_sampling(state, act, ahead=ahead)
+        else:
+            *_, play_key = state.prefetched
+            out = self.play(state, play_key, act)
+            state, out, sample = self._stored_and_sampled(state, out, ahead=ahead)
+        with stages.after((out, sample)):
+            batch, update_key, _ = state.prefetched if ahead else sample
+            # The number of an iteration's steps is usually known without waiting for the rollout.
+            steps = self.steps_of_iteration or out.counts["env_steps"]
+            env_steps = state.metrics.env_steps + steps
+            metrics, state, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
+            metrics, state = self.finished(state, out, metrics)
+        return metrics, state.replace(prefetched=sample if ahead else None)
 
     def prefetch(self, state: State) -> State:
         """Draws the batch of the first iteration of a call, where batches are drawn ahead."""
@@ -583,44 +606,48 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _prefetched(self, state: State) -> State:
         batch = self._batch_of(state, state.metrics.iterations, state.metrics.env_steps)
-        return state.replace(prefetched=batch)  # type: ignore[no-any-return]
+        return state.replace(prefetched=batch)
 
     def drop_prefetched(self, state: State) -> State:
         """Drops the batch; the next call draws the same one again."""
-        return state.replace(prefetched=None)  # type: ignore[no-any-return]
+        return state.replace(prefetched=None)
 
     def _batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
         """Returns the sample of an iteration's learner step, and the keys of update and rollout."""
         play_key, key = keys_of(state.key, iteration)
         return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
 
-    def _stored_and_sampled(self, state: State, out: RolloutResult) -> tuple[State, RolloutResult]:
-        """Stores a rollout and replaces its experience by a sampled batch."""
+    def _stored_and_sampled(
+        self, state: State, out: RolloutResult, *, ahead: bool
+    ) -> tuple[State, RolloutResult, Nest]:
+        """Stores a rollout; returns the state, the rollout's other results, and a sample."""
         state = self.with_normalizer(state, out.normalizer)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
-        iteration = state.metrics.iterations
-        iteration = iteration + 1 if self.overlaps else iteration
+        iteration = state.metrics.iterations + 1 if ahead else state.metrics.iterations
         env_steps = state.metrics.env_steps + out.counts["env_steps"]
-        batch = self._batch_of(state, iteration, env_steps)
-        return state, out.replace(batch=batch, normalizer=None)
+        sample = self._batch_of(state, iteration, env_steps)
+        return state, out.replace(batch=(), normalizer=None), sample
 
-    def _fused_sampling(self, state: State, act: ActionFn | None) -> RolloutResult:
-        """Returns `_stored_and_sampled` of a rollout, all of it one XLA program."""
+    def _fused_sampling(
+        self, state: State, act: ActionFn | None, *, ahead: bool
+    ) -> tuple[RolloutResult, Nest]:
+        """Plays, stores and samples in one XLA program; returns rollout and sample."""
         form = state.replace(prefetched=None)
 
-        def played_and_stored(carried: list[tf.Tensor]) -> RolloutResult:
+        def played_and_stored(carried: list[tf.Tensor]) -> tuple[RolloutResult, Nest]:
             own = leaves.with_carried(form, carried)
             play_key, _ = keys_of(own.key, own.metrics.iterations)
             values = struct.values(own.agent_state)
             out = self.collect(values, own.env_state, own.carry, play_key, action_fn=act)
-            return self._stored_and_sampled(own, out)[1]
+            _, out, sample = self._stored_and_sampled(own, out, ahead=ahead)
+            return out, sample
 
         def make() -> Any:
             return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
 
         run_stages: Any = stages.current()
-        return run_stages.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
+        return run_stages.once("rollout and replay", make)(leaves.carried(form))
 
     # Learner steps.
 

@@ -49,7 +49,7 @@ class OneUpdate:
         own = [g for g in self._update.groups if g in state.target_params]
         target = {g: state.target_params[g] for g in own}
         moved = polyak_update(target, {g: state.params[g] for g in own}, self._agent.tau)
-        return state.replace(target_params={**state.target_params, **moved})  # type: ignore[no-any-return]
+        return state.replace(target_params={**state.target_params, **moved})
 
 
 def with_one_update(learner: Learner, module_id: str, name: str) -> Learner:

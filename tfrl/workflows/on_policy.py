@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import seeding
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.evaluation.evaluator import Evaluator
@@ -123,10 +123,16 @@ class OnPolicyWorkflow(LearnerWorkflow):
         check_config(self.agent, learner_config)
 
     @property
+    def changed_hooks(self) -> list[str]:
+        """Names of the methods of an iteration that a subclass overrides."""
+        return self._overridden(OnPolicyWorkflow)
+
+    @property
     def divided_sizes(self) -> dict[str, int]:
         """Rows of a minibatch, by module."""
         return self.minibatch_sizes
 
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration: rolls out, and trains on the rows of the rollout.
 
@@ -161,13 +167,6 @@ class OnPolicyWorkflow(LearnerWorkflow):
         """See `LearnerWorkflow.after_rollout`; returns no host outputs."""
         metrics, state = self.learn_from(state, self.rollout_source.result(state, played), key)
         return metrics, state, []
-
-    def trial_batch(self, state: State) -> Nest:
-        """Returns the batch of a rollout to time the update on."""
-        if not self.loops_on_host:
-            return self.play(state, state.key).batch
-        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
-        return self.compiled_process_rollout(agent_state, blank).batch
 
     # Hooks; they are traced.
 

@@ -139,7 +139,7 @@ class PBTWorkflow(Workflow):
         state = self.workflow.setup(key)
         while (ends := self.workflow.phase_of(state).ends) is not None:
             state = self.workflow.advance(state, ends, until=ends).state
-        return struct.values(state)  # type: ignore[no-any-return]
+        return struct.values(state)
 
     def setup_env_state(self, key: tf.Tensor) -> None:
         """None: each member has its environments."""
@@ -151,7 +151,7 @@ class PBTWorkflow(Workflow):
         metrics = state.metrics.replace(
             env_steps=tf.reduce_sum(own.env_steps), episodes=tf.reduce_sum(own.episodes)
         )
-        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics)
 
     def _check_paths(self, members: State) -> None:
         bounds: Mapping[str, Bound] = getattr(self.agent, "bounds", dict)()
@@ -198,6 +198,7 @@ class PBTWorkflow(Workflow):
 
     # A round.
 
+    @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one round: train, compare, exploit, explore."""
         return self._round(state, key, self.iterations_per_round)
@@ -250,7 +251,7 @@ class PBTWorkflow(Workflow):
             _, member = tf.while_loop(lambda i, _: i < iterations, body, start)
             return self.workflow.drop_prefetched(member)
 
-        return self._of_each(one, members)  # type: ignore[no-any-return]
+        return self._of_each(one, members)
 
     def _of_each(self, fn: Callable[[Any], Nest], members: Nest, spec: Any = None) -> Nest:
         """Maps `fn` over the members; on a CPU as many at a time as there are cores.

@@ -120,7 +120,7 @@ def merge_results(
         else x * shares["episodes" if name in of_episodes else "env_steps"]
         for name, x in out.metrics.items()
     }
-    return out.replace(  # type: ignore[no-any-return]
+    return out.replace(
         counts=counts,
         metrics=replicas.sum(weighted),
         normalizer=merge_over_replicas(replicas, normalizer, out.normalizer),

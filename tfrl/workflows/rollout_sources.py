@@ -107,7 +107,7 @@ class RolloutSource(abc.ABC):
         replicas, agent_state = workflow.replicas, state.agent_state
         process = workflow.compiled_process_rollout
         if not replicas.several:
-            return process(struct.values(agent_state), trajectory)  # type: ignore[no-any-return]
+            return process(struct.values(agent_state), trajectory)
         share = workflow.replica_env.num_envs
 
         def own(trajectory: Trajectory) -> RolloutResult:
@@ -119,7 +119,7 @@ class RolloutSource(abc.ABC):
 
         out = replicas.run(own, trajectory)
         common = replicas.any_replica(out.replace(batch=None))
-        return common.replace(batch=out.batch)  # type: ignore[no-any-return]
+        return common.replace(batch=out.batch)
 
     # How the rollout is compiled.
 
@@ -279,11 +279,11 @@ class CollectorSource(RolloutSource):
             normalizer = self._workflow.normalizer(state.agent_state)
             return played.as_result(struct.values(normalizer))
         result = self._processed(state, played.trajectory)
-        return result.replace(metrics={**result.metrics, **played.metrics})  # type: ignore[no-any-return]
+        return result.replace(metrics={**result.metrics, **played.metrics})
 
     def blank(self, state: State) -> Trajectory:
         """Returns trajectories of zeros of all collectors, [T, B, ...]."""
-        return self._collectors.blank()  # type: ignore[no-any-return]
+        return self._collectors.blank()
 
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
         """Returns a stage that is never timed: this process plays no rollouts."""

@@ -65,7 +65,7 @@ class RunMetrics(struct.Struct):
         """
         episodes = tf.cast(episodes, tf.int64)
         some = episodes > 0
-        return self.replace(  # type: ignore[no-any-return]
+        return self.replace(
             iterations=self.iterations + 1,
             env_steps=self.env_steps + tf.cast(env_steps, tf.int64),
             episodes=self.episodes + episodes,
@@ -117,6 +117,4 @@ class State(struct.Struct):
             *(out.counts[name] for name in ("env_steps", "episodes")),
             *(out.metrics[name] for name in ("episode_return", "episode_length")),
         )
-        return self.replace(  # type: ignore[no-any-return]
-            metrics=metrics, env_state=out.env_state, carry=out.carry
-        )
+        return self.replace(metrics=metrics, env_state=out.env_state, carry=out.carry)

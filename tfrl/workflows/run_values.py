@@ -70,7 +70,7 @@ def load_progress(
         progress = _new_episodes(workflow, progress, state, environments)
     counters = {name: progress.pop(name) for name in _counters(state)}
     metrics = state.metrics.replace(**counters)
-    return state.replace(metrics=metrics, **progress)  # type: ignore[no-any-return]
+    return state.replace(metrics=metrics, **progress)
 
 
 def _counters(state: State) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -185,11 +187,21 @@ class Stages:
           name: "rollout", "update", or either with a variant: "rollout/random".
           fn: See `CompiledStage`.
           xla: See `CompiledStage`.
+
+        Raises:
+          UserError: For another function under a known name.
         """
         if name not in self._compiled:
             compiled = self._compiled[name] = CompiledStage(name, fn, xla, self._bind)
             compiled.mode = self.modes.get(name.partition("/")[0])
             compiled.seconds = self.seconds.setdefault(name, {})
+        elif _code_of(fn) != _code_of(known := self._compiled[name].compiled("eager")):
+            raise UserError(
+                f"the stage {name!r}",
+                expected="one function for each name of a stage",
+                got=f"{_name_of(fn)} after {_name_of(known)}",
+                remedy=f"Choose another name; '{name.partition('/')[0]}/mine' has the same mode.",
+            )
         return self._compiled[name]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -249,6 +261,26 @@ def stage(
     if inline:
         return compiled.inlined
     return compiled
+
+
+def _plain(fn: Any) -> Any:
+    """Returns the function behind partials, methods and decorators."""
+    if isinstance(fn, functools.partial):
+        return _plain(fn.func)
+    if isinstance(fn, types.MethodType):
+        return _plain(fn.__func__)
+    return _plain(fn.__wrapped__) if hasattr(fn, "__wrapped__") else fn
+
+
+def _code_of(fn: Any) -> Any:
+    """Returns the code of a function: equal for all its closures and partials."""
+    fn = _plain(fn)
+    return getattr(fn, "__code__", type(fn))
+
+
+def _name_of(fn: Any) -> str:
+    fn = _plain(fn)
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _best_seconds(

@@ -193,7 +193,7 @@ class TFAgentModule(Agent):
         return self.logic.form == "sequence"
 
     @property
-    def updates(self) -> tuple[ExternalUpdate, ...]:  # type: ignore[override]
+    def updates(self) -> tuple[ExternalUpdate, ...]:
         """One update: the agent's `train`."""
         return (ExternalUpdate(name="train", step=self.train),)
 

@@ -58,7 +58,7 @@ def _policies(logic: Logic) -> dict[str, Any]:
     return {"explore": logic.agent.collect_policy, "greedy": logic.policy}
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@tf.autograph.experimental.do_not_convert
 def act(
     logic: Logic,
     which: str,

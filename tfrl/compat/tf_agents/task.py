@@ -108,7 +108,7 @@ class TFAgentTask(RLTask):
         obs = tf.nest.map_structure(tf.convert_to_tensor, states)
         return model.act(obs, tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), optimal)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def train_model(self, model: Any, batch: Samples) -> dict[str, Any]:
         """Takes a training step of the TFAgent."""
         rows = _rows(self.agent, batch)

@@ -5,7 +5,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.learning.optimizers.core import Optimizer, fuses
+from tfrl.learning.optimizers.core import (
+    Optimizer,
+    check_decays,
+    check_not_negative,
+    fuses,
+)
 
 
 @struct.logic_dataclass
@@ -24,6 +29,11 @@ class Adam(Optimizer):
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_decays(self, "beta_1", "beta_2")
+        check_not_negative(self, "epsilon")
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -73,6 +83,11 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 4e-3
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        super().__post_init__()
+        check_not_negative(self, "weight_decay")
 
     def _step(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
         return super()._step(gradient, self._decayed(param, rate), slots, rate, count)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.types import Nest
 
 # {"iterations": int64, slot name: nest like the parameters}
@@ -118,6 +118,19 @@ class Optimizer(struct.Struct, abc.ABC):
         for variable, value in zip((param, *slots), (stepped, *after), strict=True):
             variable.assign(value)
         return param, tuple(slots)
+
+
+def check_decays(optimizer: Optimizer, *names: str) -> None:
+    """Raises a UserError unless fields are at least 0 and below 1."""
+    for name in names:
+        what = f"{type(optimizer).__name__}.{name}"
+        checks.number(what, getattr(optimizer, name), 0, 1, below=True)
+
+
+def check_not_negative(optimizer: Optimizer, *names: str) -> None:
+    """Raises a UserError unless fields are at least 0."""
+    for name in names:
+        checks.number(f"{type(optimizer).__name__}.{name}", getattr(optimizer, name), 0)
 
 
 def fuses(*numbers: tf.Tensor) -> bool:

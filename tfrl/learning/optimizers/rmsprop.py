@@ -4,8 +4,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.learning.optimizers.core import Optimizer, fuses
+from tfrl import checks, struct
+from tfrl.learning.optimizers.core import (
+    Optimizer,
+    check_decays,
+    check_not_negative,
+    fuses,
+)
 
 
 @struct.logic_dataclass
@@ -27,6 +32,12 @@ class RMSprop(Optimizer):
     momentum: float = 0.0
     epsilon: float = 1e-7
     centered: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_decays(self, "rho", "momentum")
+        check_not_negative(self, "epsilon")
+        checks.boolean("RMSprop.centered", self.centered)
 
     @property
     def slot_names(self) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.learning.optimizers.core import Optimizer, fuses
+from tfrl import checks, struct
+from tfrl.errors import UserError
+from tfrl.learning.optimizers.core import Optimizer, check_decays, fuses
 
 
 @struct.logic_dataclass
@@ -23,6 +24,17 @@ class SGD(Optimizer):
 
     momentum: float = 0.0
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_decays(self, "momentum")
+        if checks.boolean("SGD.nesterov", self.nesterov) and not self.momentum:
+            raise UserError(
+                "SGD.nesterov",
+                expected="False without momentum",
+                got="True with momentum 0",
+                remedy="Set both: SGD(momentum=0.9, nesterov=True).",
+            )
 
     @property
     def slot_names(self) -> tuple[str, ...]:

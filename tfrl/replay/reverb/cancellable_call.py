@@ -196,7 +196,7 @@ def within(seconds: float, fn: Callable[[], T], where: str, what: str) -> T:
     except BaseException:  # Ctrl-C too: the call's objects must stay alive.
         leave_behind(call)
         raise
-    return call.result()  # type: ignore[no-any-return]
+    return call.result()
 
 
 def too_long(seconds: float, where: str, what: str) -> ServerSilentError:

@@ -212,7 +212,7 @@ def await_server(
         if reason is None:
             most = left if log is None else min(left, _ANSWER_SECONDS)
             try:
-                return client.server_info(timeout=max(1, math.ceil(most)))  # type: ignore[no-any-return]
+                return client.server_info(timeout=max(1, math.ceil(most)))
             except errors:
                 reason = "a process at this address that does not answer like Reverb"
         if log is not None:

@@ -56,7 +56,7 @@ class TableConfig(struct.Struct):
         """
         own_items = any(getattr(self, name) is not None for name in _ITEMS)
         taken = {}
-        for name in (f for f in type(self).__dataclass_fields__ if f != "name"):  # type: ignore[attr-defined]
+        for name in (f for f in type(self).__dataclass_fields__ if f != "name"):
             value = getattr(self, name)
             own = (own_items and name in _ITEMS) or (self.kind in ONCE and name in _LIMITS)
             taken[name] = getattr(replay, name) if value is None and not own else value
@@ -302,7 +302,7 @@ class ReverbReplay(struct.Struct):
         own = self.num_envs // count
         if self.address is not None:
             return self.replace(num_envs=own)
-        return self._divided(count).replace(num_envs=own)  # type: ignore[no-any-return]
+        return self._divided(count).replace(num_envs=own)
 
     def _divided(self, count: int) -> "ReverbReplay":
         """Returns the factory with 1 / `count` of all limits."""
@@ -339,7 +339,7 @@ class ReverbReplay(struct.Struct):
         """The factory for one of its servers, with a share of the limits."""
         if self.num_servers == 1:
             return self
-        return self._divided(self.num_servers).replace(num_servers=1)  # type: ignore[no-any-return]
+        return self._divided(self.num_servers).replace(num_servers=1)
 
     def make_tables(self) -> list[Any]:
         """Returns empty `reverb.Table`s with signatures, for a server.

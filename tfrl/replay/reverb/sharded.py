@@ -232,7 +232,7 @@ class Connections:
     @property
     def on_wait(self) -> Callable[[], None]:
         """See `Connection`."""
-        return self._all[0].on_wait  # type: ignore[no-any-return]
+        return self._all[0].on_wait
 
     @on_wait.setter
     def on_wait(self, fn: Callable[[], None]) -> None:
@@ -253,9 +253,7 @@ class Connections:
             if not rest:
                 return fn()
             first, *others = rest
-            return first.guard(  # type: ignore[no-any-return]
-                lambda: inner(others), what, timeout, again, may_wait=may_wait
-            )
+            return first.guard(lambda: inner(others), what, timeout, again, may_wait=may_wait)
 
         return inner(self._all)
 

@@ -238,7 +238,7 @@ def block_of(signature: Any) -> float:
     """
     listed, _ = leaves_of(signature)
     (spec,) = struct.paths(signature).values()
-    return spec.shape[0] / sum(map(num_bytes, listed.values()))  # type: ignore[no-any-return]
+    return spec.shape[0] / sum(map(num_bytes, listed.values()))
 
 
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
