@@ -331,6 +331,35 @@ def test_what_a_search_starts(tmp_path, monkeypatch):
     }
 
 
+def test_the_panels_of_the_parameters():
+    """Rows of four, with short names, readable ticks, and a colour for every trial."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    search = optuna.create_study()
+
+    def play(trial):
+        for name in ("A.lr", "B.lr", "B.clip", "B.discount", "B.eps"):
+            trial.suggest_float(name, 1e-4, 5e-3, log=True)
+        trial.suggest_categorical("B.hidden", ["(8,)", "(8, 8)"])
+        return 1.0
+
+    search.optimize(play, n_trials=3)
+    panels = search_report.draw_parameters(search.trials)
+    try:
+        figure = panels[0, 0].figure
+        figure.draw_without_rendering()
+        assert panels.shape == (2, 4)
+        labels = [axes.get_xlabel() for axes in panels.flat]
+        assert labels == ["A.lr", "clip", "discount", "eps", "hidden", "B.lr", "", ""]
+        ticks = {tick.get_text() for tick in panels[0, 1].get_xticklabels()}
+        assert "0.001" in ticks and not any("$" in text for text in ticks)
+        (bar,) = (axes for axes in figure.axes if axes not in panels)
+        shown = [tick.get_text() for tick in bar.get_yticklabels()]
+        assert {"0", "1", "2"} == set(shown)
+        assert panels[0, 0].collections[0].get_facecolors()[:, :3].min(axis=1).max() < 0.5
+    finally:
+        pyplot.close(figure)
+
+
 @pytest.mark.slow
 def test_a_trial_trains(tmp_path):
     space = file_of(tmp_path, "PPO.clip = {'low': 0.1, 'high': 0.4}")
