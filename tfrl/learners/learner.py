@@ -49,7 +49,7 @@ from tfrl.learners.parameters import (
 )
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
-from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
+from tfrl.learners.update import MinibatchIndices, begin_update, end_update, logging, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
@@ -927,7 +927,7 @@ class Learner:
         compile: CompileMode,
         minibatch_size: MinibatchSize,
         *,
-        around: bool = True,
+        call_hooks: bool = True,
         **options: Any,
     ) -> Results:
         batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
@@ -943,11 +943,13 @@ class Learner:
                 self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
             )
             jit = compile == "xla" and self.replicas.several
-            cut = planning.as_minibatches(plan, indices, self.replicas.num_local)
+            minibatches = planning.as_minibatches(plan, indices, self.replicas.num_local)
             state = self.learner_state
-            return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
+            return train(
+                self, state, batches, minibatches, key, timesteps, jit=jit, call_hooks=call_hooks
+            )[1]
 
-        fn = self._compiled_as(compile, ("batch", plan, has_key, around), run)
+        fn = self._compiled_as(compile, ("batch", plan, has_key, call_hooks), run)
         return self._call(plan, fn, batches, given_key, steps)
 
     def update_from_episodes(
@@ -1038,7 +1040,7 @@ class Learner:
             key: tf.Tensor,
             timesteps: tf.Tensor,
         ) -> Results:
-            cut = MinibatchIndices(
+            minibatches = MinibatchIndices(
                 indices=planning.shared_out(self, indices),
                 steps=tf.shape(next(iter(indices.values())))[0],
                 padded=padded,
@@ -1046,7 +1048,7 @@ class Learner:
             )
             jit = compile == "xla" and self.replicas.several
             state = self.learner_state
-            return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
+            return train(self, state, batches, minibatches, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
         return self._call(plan, fn, batches, indices, key, steps)
@@ -1115,7 +1117,7 @@ class Learner:
                     begun += new
                 results.append(
                     self._update_from_batch(
-                        batch, steps, key, compile, minibatch_size, around=False, **options
+                        batch, steps, key, compile, minibatch_size, call_hooks=False, **options
                     )
                 )
         finally:
@@ -1176,9 +1178,9 @@ class Learner:
         def run(metrics: dict[str, dict[str, tf.Tensor]], timesteps: tf.Tensor) -> Results:
             def hooks() -> None:
                 if name == "end":
-                    end(self, self.learner_state, metrics, timesteps)
+                    end_update(self, self.learner_state, metrics, timesteps)
                 else:
-                    begin(self, self.learner_state, of, timesteps, first=first)
+                    begin_update(self, self.learner_state, of, timesteps, first=first)
 
             return logging(self, hooks)
 

@@ -82,7 +82,7 @@ def extremes(table: Table, rows: Rows, gather: Callable[[Rows], Rows]) -> Rows:
     }
 
 
-def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
+def accumulate(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
     """Adds one step's metrics to a loop's, by their reductions.
 
     Args:
@@ -103,7 +103,7 @@ def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
     return tf.concat([row[tf.newaxis], total[1:]], axis=0)
 
 
-def taken_out(table: Table, results: Rows) -> list[Traced]:
+def pop_logged(table: Table, results: Rows) -> list[Traced]:
     """Removes logged values from the metrics of an update's steps and returns them."""
     logged: dict[Path, list[tf.Tensor]] = {}
     paths = list(table)
@@ -115,7 +115,7 @@ def taken_out(table: Table, results: Rows) -> list[Traced]:
     return [(p, table[p], _joined(kind_of(table[p]), xs)) for p, xs in logged.items()]
 
 
-def put(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
+def add_logged(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
     """Adds logged values to the results of an update, and records their settings.
 
     A module's values are in its row, others under "__all_modules__"; path parts are joined by

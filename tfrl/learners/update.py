@@ -54,12 +54,12 @@ def train(
     learner: Learner,
     state: LearnerState,
     batches: dict[str, Nest],
-    cut: MinibatchIndices,
+    minibatches: MinibatchIndices,
     key: tf.Tensor,
     timesteps: tf.Tensor,
     *,
     jit: bool,
-    around: bool = True,
+    call_hooks: bool = True,
 ) -> tuple[LearnerState, Results]:
     """Takes the gradient steps of an update and calls the hooks around them; traced.
 
@@ -69,29 +69,31 @@ def train(
       learner: The `Learner`.
       state: Its state before the update.
       batches: `{module_id: rows}` of the modules to train.
-      cut: The rows of each minibatch.
+      minibatches: The rows of each minibatch.
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
       jit: See `train_step`.
-      around: Whether to call `begin` and `end`.
+      call_hooks: Whether to call `begin_update` and `end_update`.
 
     Returns:
       The state after the update, and its metrics, see `Learner.fit`.
     """
     with learner.metrics.tracing() as logged:
-        if around:
-            state = begin(learner, state, batches, timesteps)
+        if call_hooks:
+            state = begin_update(learner, state, batches, timesteps)
         losses_key = seeding.stream(key, "losses")
-        state, results, more = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
-        if around:
-            state = end(learner, state, results, timesteps)
-    _shown(learner, state, results)
+        state, results, more = run_minibatches(
+            learner, state, batches, minibatches, losses_key, jit=jit
+        )
+        if call_hooks:
+            state = end_update(learner, state, results, timesteps)
+    _finish_metrics(learner, state, results)
     if logged or more:
-        traced_metrics.put(learner, results, [*logged, *more])
+        traced_metrics.add_logged(learner, results, [*logged, *more])
     return state, results
 
 
-def begin(
+def begin_update(
     learner: Learner,
     state: LearnerState,
     module_ids: Iterable[str],
@@ -121,7 +123,7 @@ def begin(
     return state
 
 
-def end(
+def end_update(
     learner: Learner,
     state: LearnerState,
     results: Mapping[str, dict[str, tf.Tensor]],
@@ -149,16 +151,16 @@ def end(
 
 
 def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
-    """Calls `begin` or `end` without gradient steps, and returns their logged values."""
+    """Calls `begin_update` or `end_update` alone, and returns their logged values."""
     results: Results = {}
     with learner.metrics.tracing() as logged:
         hooks()
     if logged:
-        traced_metrics.put(learner, results, logged)
+        traced_metrics.add_logged(learner, results, logged)
     return results
 
 
-def _shown(learner: Learner, state: LearnerState, results: Results) -> None:
+def _finish_metrics(learner: Learner, state: LearnerState, results: Results) -> None:
     """Removes unrequested norms, and adds learning rates."""
     for module_id, metrics in results.items():
         if not learner.configs[module_id].log_gradients:
@@ -178,7 +180,7 @@ def run_minibatches(
     learner: Learner,
     state: LearnerState,
     batches: dict[str, Nest],
-    cut: MinibatchIndices,
+    minibatches: MinibatchIndices,
     key: tf.Tensor,
     *,
     jit: bool,
@@ -189,7 +191,7 @@ def run_minibatches(
       learner: The `Learner`.
       state: Its state before them.
       batches: `{module_id: rows}`; with several replicas, each one's rows.
-      cut: The rows of each minibatch.
+      minibatches: The rows of each minibatch.
       key: int32 [2], for the losses.
       jit: See `train_step`.
 
@@ -206,20 +208,20 @@ def run_minibatches(
         ) -> dict[str, Nest]:
             return {
                 m: batch
-                if cut.whole[m]
-                else batches_lib.take(batch, indices[m][i], padded=cut.padded[m])
+                if minibatches.whole[m]
+                else batches_lib.take(batch, indices[m][i], padded=minibatches.padded[m])
                 for m, batch in batches.items()
             }
 
-        rows = learner.replicas.run(rows_of, batches, cut.indices, i)
+        rows = learner.replicas.run(rows_of, batches, minibatches.indices, i)
         key_of_step = seeding.fold_in(key, i)
         return train_step(learner, state, rows, key_of_step, stopped=stopped, jit=jit)
 
     stopped = none_stopped(learner, batches)
-    if isinstance(cut.steps, int) and cut.steps == 1:
+    if isinstance(minibatches.steps, int) and minibatches.steps == 1:
         state, metrics = take(tf.constant(0), state, stopped)
-        results = _of_one_step(metrics, guard=guard)
-        return state, results, traced_metrics.taken_out(metrics.logged, results)
+        results = _metrics_of_one_step(metrics, guard=guard)
+        return state, results, traced_metrics.pop_logged(metrics.logged, results)
     delayed = any(u.every > 1 for m in batches for u in learner.modules[m].updates)
     # Per module: sums of the finite values of its metrics, the number of steps in which each was
     # finite and, if some updates wait, in which it was computed. One tensor, since every loop
@@ -233,25 +235,25 @@ def run_minibatches(
         after, metrics = take(i, leaves.with_carried(state, own), stopped)
         names.update({m: list(row) for m, row in metrics.values.items()})
         logged.update(metrics.logged)
-        added = {}
+        totals = {}
         for m, row in metrics.values.items():
             # A module that stopped earlier takes no step; its row is ignored.
             active = tf.cast(~stopped[m], tf.float32) if m in stopped else 1.0
             lines = _lines(metrics, m, active, guard=guard, delayed=delayed)
             kinds = traced_metrics.kinds_of(logged, row)
-            added[m] = traced_metrics.added(sums[m], lines, kinds)
-        return i + 1, added, metrics.stopped, leaves.carried(after)
+            totals[m] = traced_metrics.accumulate(sums[m], lines, kinds)
+        return i + 1, totals, metrics.stopped, leaves.carried(after)
 
-    limit = cut.steps if isinstance(cut.steps, int) else None
+    limit = minibatches.steps if isinstance(minibatches.steps, int) else None
 
-    def going(i: tf.Tensor, stopped: Flags) -> tf.Tensor:
-        running = i < cut.steps
+    def goes_on(i: tf.Tensor, stopped: Flags) -> tf.Tensor:
+        running = i < minibatches.steps
         if len(stopped) == len(batches):
             running &= ~tf.reduce_all(tf.stack(list(stopped.values())))
         return running
 
     _, sums, _, own = tf.while_loop(
-        lambda i, sums, stopped, _: going(i, stopped),
+        lambda i, sums, stopped, _: goes_on(i, stopped),
         body,
         (tf.constant(0), sums, stopped, leaves.carried(state)),
         maximum_iterations=limit,
@@ -264,10 +266,10 @@ def run_minibatches(
         m: _means(sums[m], names[m], traced_metrics.kinds_of(logged, names[m]), guard)
         for m in batches
     }
-    return state, results, traced_metrics.taken_out(logged, results)
+    return state, results, traced_metrics.pop_logged(logged, results)
 
 
-def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
+def _metrics_of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
     """The metrics of a single-step update, like `_means` for several."""
     results: Results = {}
     for m, row in metrics.values.items():
