@@ -29,7 +29,7 @@ RUNS = {
     **make.RUNS,
     "sac": {
         "gin_files": "sac/tf_pendulum.gin",
-        "total_env_steps": 256,
+        "train.total_env_steps": 256,
         "SAC.hidden": (8,),
         "InGraphReplay.capacity": 256,
         "OffPolicyWorkflow.compile": "graph",

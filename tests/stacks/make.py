@@ -30,7 +30,7 @@ ROWS = {"x": tf.constant([[1.0, 2.0], [3.0, -1.0]]), "y": tf.constant([0.5, -0.5
 RUNS = {
     "ppo": {
         "gin_files": "ppo/tf_cartpole.gin",
-        "total_env_steps": 256,
+        "train.total_env_steps": 256,
         "PPO.hidden": (8,),
         "OnPolicyWorkflow.compile": "graph",
         "OnPolicyWorkflow.rollout_length": 16,
@@ -38,7 +38,7 @@ RUNS = {
     # With replay, and optimizers of two kinds of networks.
     "dqn": {
         "gin_files": "dqn/tf_cartpole.gin",
-        "total_env_steps": 256,
+        "train.total_env_steps": 256,
         "DQN.hidden": (8,),
         "InGraphReplay.capacity": 256,
         "OffPolicyWorkflow.compile": "graph",
