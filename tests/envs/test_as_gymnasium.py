@@ -89,7 +89,7 @@ def test_actions_in_lists_and_tuples():
         ("tf:CartPole-v1", None, "expected numbers, in lists of equal length, got None"),
         ("tf:CartPole-v1", {"a": 1}, "expected numbers, in lists of equal length, got {'a': 1}"),
         ("gymnasium:CartPole-v1", 0.7, r"CartPole-v1: expected int64 \[1\], got float64 \[1\]"),
-        ("tf:Pendulum-v1", np.zeros(3), r"Pendulum: expected float32 \[1, 1\], got float64 \[1, 3"),
+        ("tf:Pendulum-v1", np.zeros(3), r"Pendulum: expected float32 \[1, 1\], got float32 \[1, 3"),
         ("tf:Pendulum-v1", [np.nan], "Pendulum: expected finite numbers, got nan"),
         ("tf:Pendulum-v1", [[0.0], [1.0, 2.0]], "expected numbers, in lists of equal length"),
     ],

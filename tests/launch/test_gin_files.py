@@ -496,3 +496,19 @@ def test_what_is_written_at_its_default_is_the_same():
     assert gin_registry.completed(before, now) == gin_registry.completed(now, before)
     now["eval/Base.a"] = "11"
     assert gin_registry.completed(before, now) != gin_registry.completed(now, before)
+
+
+@pytest.mark.parametrize(
+    ("more", "bindings", "expected"),
+    [
+        ("", (), "total_steps = 64"),
+        ("", ("total_steps = 128",), "train.total_env_steps = 64"),  # of a longer schedule
+        ("InGraphReplay.capacity = %total_steps", (), "train.total_env_steps = 64"),
+        ("train.total_env_steps = 32", (), "train.total_env_steps = 64"),
+    ],
+)
+def test_a_budget_sets_the_macro_that_only_schedules_share(tmp_path, more, bindings, expected):
+    path = tmp_path / "mine.gin"
+    tied = "train.total_env_steps = %total_steps\nLinearSchedule.steps = %total_steps"
+    path.write_text(f"total_steps = 1000\n{tied}\n{more}\n")
+    assert gin_files.budget_binding([str(path)], bindings, 64) == expected

@@ -201,7 +201,9 @@ def test_parts_of_an_iteration_may_be_replaced_everywhere(cls, suite):
         workflow = cls(env, tfrl.PPO, num_epochs=1, num_minibatches=1, **sizes)
     else:
         replay = functools.partial(InGraphReplay, capacity=64)
+        sizes["updates_per_step"] = 1 / (2 * LENGTH)  # a learner step an iteration: draws ahead
         workflow = cls(env, tfrl.DQN, None, None, replay, random_steps=8, batch_size=4, **sizes)
+        assert workflow.always_due() == 1
     state = workflow.setup(0)
     for _ in range(3):
         row, state = workflow.step(state)

@@ -207,10 +207,7 @@ class _Player:
                     expected=f"the items {', '.join(sorted(info))}",
                     got=f"no {name}",
                 )
-            value = state.info[name]
-            if name in self.env.info_fields:  # NaN is a missing number
-                value = np.where(np.isnan(value), np.zeros_like(value), value)
-            check_values(f"{where}: info/{name}", value, spec, batch, exact=True)
+            check_values(f"{where}: info/{name}", state.info[name], spec, batch, exact=True)
         self._check_kept(state, where)
 
     def _check_kept(self, state: EnvState, where: str) -> None:

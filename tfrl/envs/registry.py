@@ -222,7 +222,9 @@ def _check_info_fields(env: Env, info_fields: Sequence[str]) -> None:
             f"info_fields of {env.unwrapped!r}",
             expected=f"names in the task's info, which has {', '.join(own) or 'none'}",
             got=", ".join(unknown),
-            remedy=did_you_mean(unknown[0], own),
+            remedy="It is a metric without info_fields."
+            if unknown[0] in EPISODE_INFO[2:]
+            else did_you_mean(unknown[0], own) * bool(own),
         )
 
 

@@ -125,6 +125,9 @@ class _Player:
         arrays = [_numbers(self._name, x) for x in leaves]
         arrays = [x[np.newaxis] for x in arrays] if single else arrays
         nest = tf.nest.pack_sequence_as(env.action_spec, arrays)
+        # A large float64 becomes infinite, which the check refuses.
+        with np.errstate(over="ignore"):
+            nest = tf.nest.map_structure(_as_floats, env.action_spec, nest)
         check_action(self._name, env.action_spec, nest, env.num_envs)
         nest = tf.nest.map_structure(
             lambda spec, x: x.astype(spec.dtype.as_numpy_dtype), env.action_spec, nest
@@ -145,6 +148,13 @@ class _Player:
     def close(self) -> None:
         if self._host:
             self.env.close()
+
+
+def _as_floats(spec: tf.TensorSpec, x: np.ndarray) -> np.ndarray:
+    """Numbers for a floating spec in its dtype; bools for a whole number as 0 and 1."""
+    if spec.dtype.is_floating and x.dtype.kind in "iuf":
+        return x.astype(spec.dtype.as_numpy_dtype)
+    return x.astype(np.int8) if x.dtype.kind == "b" and spec.dtype.is_integer else x
 
 
 def _numbers(name: str, leaf: Any) -> np.ndarray:

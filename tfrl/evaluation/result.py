@@ -126,14 +126,8 @@ class EvaluationResult:
                 f"eval_return_mean/{a}": float(np.mean(r, dtype=np.float64))
                 for a, r in self.agent_returns.items()
             },
-            **{f"eval_{n}_mean": _mean_of_info(x) for n, x in self.infos.items()},
+            **{f"eval_{n}_mean": _mean(x) for n, x in self.infos.items()},
         }
-
-
-def _mean_of_info(values: np.ndarray) -> float:
-    """Returns the mean with 0 for missing values, which are NaN; NaN if all are missing."""
-    missing = np.isnan(values)
-    return math.nan if missing.all() else _mean(np.where(missing, 0, values))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -99,9 +99,7 @@ def _play_round(
             valid[:, t] = running
         player.step(t)
         state = player.state
-        # An info field that is missing adds nothing.
-        infos = {name: np.nan_to_num(state.info[name]) for name in names if name != "reward"}
-        named = [infos.get(name, state.reward) for name in names]
+        named = [state.reward if name == "reward" else state.info[name] for name in names]
         rewards = np.where(state.info.get(LOST, 0.0), np.nan, named)  # [M, W]
         returns[:, running] += rewards[:, running]
         weight = np.float32(1.0 if discount is None else discount) ** lengths

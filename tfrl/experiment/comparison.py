@@ -21,6 +21,7 @@ _FULL = 0.9  # a run with less of its group's longest is unfinished
 _POINTS = 100  # of a curve
 _RESAMPLES = 2000
 _TASK = "make_env.env_id"
+_BUDGET = "train.total_env_steps"
 
 # {task: {group: runs}}
 Groups = Mapping[str, Mapping[str, Sequence[RunRecord]]]
@@ -36,7 +37,17 @@ def grouped(runs: Sequence[RunRecord], may_differ: Collection[str] = ()) -> Grou
     by_task: dict[str, list[RunRecord]] = collections.defaultdict(list)
     for run in runs:
         by_task[run.configuration.get(_TASK, "one task").strip("'\"")].append(run)
-    return {task: _by_difference(own, {*may_differ, _TASK}) for task, own in by_task.items()}
+    but = {*may_differ, *_schedules_of_budgets(runs), _TASK}
+    return {task: _by_difference(own, but) for task, own in by_task.items()}
+
+
+def _schedules_of_budgets(runs: Sequence[RunRecord]) -> set[str]:
+    """The bindings of schedules that end with the budget of each run."""
+    return {
+        name
+        for name in {n for run in runs for n in run.configuration if "Schedule." in n}
+        if all(r.configuration.get(name) in (None, r.configuration.get(_BUDGET)) for r in runs)
+    }
 
 
 def _by_difference(runs: Sequence[RunRecord], but: Collection[str]) -> dict[str, list[RunRecord]]:
@@ -154,8 +165,7 @@ def table(groups: Groups, with_rliable: bool) -> list[dict[str, Any]]:
             }
             if group in iqm:
                 row |= dict(zip(("iqm", "iqm_low", "iqm_high"), iqm[group], strict=True))
-            least, most = min(map(_env_steps, runs)), max(map(_env_steps, runs))
-            row["env_steps"] = most if least == most else f"{least:,}-{most:,}"
+            row["env_steps"] = max(map(_env_steps, runs))
             row["env_steps_per_second"] = _median(speeds)
             rows.append(row)
     return rows

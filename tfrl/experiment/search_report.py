@@ -167,7 +167,7 @@ def draw_parameters(trials: Sequence[Any]) -> Any:
         axes.set_ylabel("return")
     for axes in panels.flat[len(names) :]:
         axes.set_axis_off()
-    if len(numbers) > 1:
+    if names and len(numbers) > 1:
         ticks = ticker.MaxNLocator(integer=True)
         figure.colorbar(points, ax=panels, label="trial", ticks=ticks)
     return panels

@@ -339,18 +339,29 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
 
 
 def budget_binding(files: Sequence[str], bindings: Sequence[str], env_steps: int) -> str:
-    """Returns the binding of a budget: of its macro where the files bind it to one.
+    """Returns the binding of a budget: of its macro where only schedules share the macro.
 
-    Schedules over the same macro then end with the budget.
+    These schedules then end with the budget. A macro that `bindings` set keeps its value.
 
     Args:
       files: Gin files, see `resolve`.
       bindings: Bindings, which override the files.
       env_steps: The budget.
     """
-    values = [b.value for b in read(files, bindings) if b.key == BUDGET]
-    name = values[-1].name if values and isinstance(values[-1], Macro) else BUDGET
-    return f"{name} = {env_steps!r}"
+    found = {b.key: b for b in read(files, bindings)}
+    macro = found[BUDGET].value if BUDGET in found else None
+    sharing = [b for b in found.values() if macro in leaves(b.value)]
+    tied = isinstance(macro, Macro) and all(
+        b.key == BUDGET or is_schedule(b.selector) for b in sharing
+    )
+    if tied and macro.name in found and found[macro.name].source != "--gin_bindings":
+        return f"{macro.name} = {env_steps!r}"
+    return f"{BUDGET} = {env_steps!r}"
+
+
+def is_schedule(selector: str) -> bool:
+    """Whether a configurable is a schedule, by its name: `LinearSchedule`."""
+    return selector.rpartition(".")[2].endswith("Schedule")
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[str] = ()) -> None:

@@ -389,16 +389,22 @@ def values() -> dict[str, Any]:
     }
 
 
-def with_same_macro(name: str) -> set[str]:
-    """Returns the names of all bindings to the macro of a binding; empty without a macro."""
+def with_same_macro(name: str, selects: Callable[[str], bool]) -> set[str]:
+    """Returns the names of bindings to the macro of a binding; empty without a macro.
+
+    Args:
+      name: The binding.
+      selects: Takes the configurable's selector; returns whether its bindings count.
+    """
     macros = {
-        binding_name(scope, selector, parameter): value.config_key
+        binding_name(scope, selector, parameter): (value.config_key, selects(selector))
         for (scope, selector), bindings in bound().items()
         for parameter, value in bindings.items()
         if isinstance(value, config.ConfigurableReference)
         and value.configurable.selector == "gin.macro"
     }
-    return {n for n, macro in macros.items() if macro == macros.get(name)}
+    own = macros.get(name, (None, False))[0]
+    return {n for n, (macro, selected) in macros.items() if selected and macro == own}
 
 
 def configuration() -> dict[str, str]:

@@ -24,7 +24,7 @@ from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_registry, multi_worker
 from tfrl.launch.api import StartOptions
 from tfrl.launch.app import say
-from tfrl.launch.gin_files import BUDGET
+from tfrl.launch.gin_files import BUDGET, is_schedule
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files, working_copy
@@ -372,7 +372,7 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
         folder.check_same_configuration(
             {"--seed": old["seed"], **before},
             {"--seed": flags.seed, **gin_registry.completed(configuration, before)},
-            allowed={*MAY_CHANGE, *gin_registry.with_same_macro(BUDGET)},
+            allowed={*MAY_CHANGE, *gin_registry.with_same_macro(BUDGET, is_schedule)},
         )
         multi_worker.check_replicas(folder, old, run.workflow)
     elif CheckpointManager(folder.checkpoints, read_only=True).steps:

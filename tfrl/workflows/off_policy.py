@@ -456,9 +456,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Whether the rollout and the update of some phase run at the same time in a graph.
 
         An iteration then learns from a batch that was drawn before its own steps were added. Not
-        with priorities: a learner step changes the priorities of the next draw.
+        with priorities: a learner step changes the priorities of the next draw. Nor if a subclass
+        overrides `learn_from`.
         """
-        return not self.loops_on_host and not self.prioritized and self.always_due() == 1
+        alone = not self.loops_on_host and not self.prioritized and not self._replaces_parts
+        return alone and self.always_due() == 1
+
+    @property
+    def _replaces_parts(self) -> bool:
+        """Whether a subclass overrides a hook that iterations with one learner step leave out."""
+        return type(self).learn_from is not OffPolicyWorkflow.learn_from
 
     def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
@@ -469,6 +476,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             run_stages is None
             or not run_stages.phase.learns
             or self.loops_on_host
+            or self._replaces_parts
             or self.always_due() != 1
         ):
             return False

@@ -88,11 +88,9 @@ class ContractTest(parameterized.TestCase):
                 # A step gives its age + 0.5, a reset 0 and the start; a step gives no start.
                 age = np.where(fresh, 0.0, state.info["final_obs"][:, 2] + 0.5)
                 np.testing.assert_array_equal(state.info["age"], age)
-                # Where an episode ends they are NaN, as no end has had them.
-                none = np.where(state.termination | state.truncation, np.nan, 0.0)
-                start = np.where(fresh, state.obs[:, 0], none)
+                start = np.where(fresh, state.obs[:, 0], 0.0)
                 np.testing.assert_array_equal(state.info["start"], start)
-                np.testing.assert_array_equal(state.info["absent"], none)
+                np.testing.assert_array_equal(state.info["absent"], np.zeros(3))
                 self.assertEqual(state.info["age"].dtype, np.float32)
         self.assertEqual(set(env.backend.info_spec), {"age", "start", "absent"})
 

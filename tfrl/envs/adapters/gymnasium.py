@@ -265,7 +265,6 @@ class GymnasiumBackend(Backend):
             if (there & ended).any():
                 self._missing.discard(name)
             else:
-                values[ended] = np.nan
                 self._warn(name, last)
         return values
 
@@ -277,8 +276,8 @@ class GymnasiumBackend(Backend):
         _warned.add((self.name, name))
         keys = keys or ", ".join(sorted(k for k in infos if not k.startswith("_"))) or "none"
         warnings.warn(
-            f"info_fields of {self.name}: no ended episode had {name!r} so far, which is NaN until "
-            f"then; the keys of info at the end of an episode: {keys}.",
+            f"info_fields of {self.name}: no ended episode had {name!r} so far, which counts as 0; "
+            f"the keys of info at the end of an episode: {keys}.",
             stacklevel=2,
         )
 
@@ -363,8 +362,8 @@ def make_gymnasium(
         sync.
       render_mode: As in `gymnasium.make`.
       info_fields: Names of numbers in `info` to copy to each state's `info`, float32 `[B]`; 0 if
-        missing. Their means over the last steps of episodes are metrics. A field is NaN at the ends
-        of episodes, with a warning, until an ended episode has had it.
+        missing. Their means over the last steps of episodes are metrics. A warning names the keys
+        of `info` if the first ended episodes do not have one of them.
       atari: False to not preprocess frames of Atari games, else see `AtariOptions`, whose fields
         are also arguments.
       timeout: Seconds for the start, a reset or a step of `async` processes.
