@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.claims import Claim
-from tfrl.experiment import comparison
+from tfrl.experiment import comparison, report
 from tfrl.experiment.report import RunRecord
 
 Records = Mapping[Claim, Mapping[int, Mapping[str, Any]]]
@@ -146,17 +146,15 @@ def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
 
 def _finish(axes: Any) -> None:
     """Scales the axis of env steps, and places the legend."""
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_xlabel("env steps")
+    report.label_env_steps(axes)
     low, high = axes.dataLim.intervalx
     if low > 0 and high / low > _LOG_FROM:
+        shown = axes.xaxis.get_major_formatter()
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(shown)
         axes.xaxis.set_minor_formatter("")
     else:
         axes.set_xlim(0, 1.03 * high)
-        axes.locator_params(axis="x", nbins=5)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.2)
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > _MOST_INSIDE:

@@ -218,13 +218,14 @@ def _check_info_fields(env: Env, info_fields: Sequence[str]) -> None:
     own = sorted(set(info_spec(env)) - {*EPISODE_INFO})
     unknown = [name for name in info_fields if name not in own]
     if unknown:
+        remedy = did_you_mean(unknown[0], own) if own else ""
+        if unknown[0] in EPISODE_INFO[2:]:
+            remedy = "It is a metric without info_fields."
         raise UserError(
             f"info_fields of {env.unwrapped!r}",
             expected=f"names in the task's info, which has {', '.join(own) or 'none'}",
             got=", ".join(unknown),
-            remedy="It is a metric without info_fields."
-            if unknown[0] in EPISODE_INFO[2:]
-            else did_you_mean(unknown[0], own) * bool(own),
+            remedy=remedy,
         )
 
 

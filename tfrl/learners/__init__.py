@@ -1,7 +1,5 @@
 """Learners: modules, optimizers, minibatches, and the update that changes parameters."""
 
-import tensorflow as tf
-
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.learners.batches import as_rows, as_sequences
 from tfrl.learners.keras_module import KerasModule
@@ -46,9 +44,6 @@ from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerEn
 from tfrl.learners.reports import raise_if_nonfinite
 from tfrl.learners.train_step import StepMetrics, train_step
 from tfrl.learning.gradients import clip_gradients
-
-# AutoGraph, in a user's tf.function, cannot transform it and would warn.
-train_step = tf.autograph.experimental.do_not_convert(train_step)
 
 __all__ = [
     "ALL_MODULES",

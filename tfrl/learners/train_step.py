@@ -107,6 +107,7 @@ class StepMetrics(struct.Struct):
     logged: traced_metrics.Table = struct.field(static=True)
 
 
+@tf.autograph.experimental.do_not_convert
 def train_step(
     learner: Learner,
     state: LearnerState,
