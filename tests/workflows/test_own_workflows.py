@@ -194,9 +194,9 @@ def test_an_override_is_known_by_its_function(env, monkeypatch):
 @pytest.mark.variants(3)
 def test_parts_of_an_iteration_may_be_replaced_everywhere(cls, suite):
     env = tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2)
-    sizes = {"rollout_length": LENGTH, "compile": {"update": "graph", "loop": "graph"}}
-    if suite == "gymnasium":
-        sizes["compile"] = {"update": "graph"}
+    # On the device rollout, buffer and sample would be one XLA program.
+    modes = {"rollout": "xla", "loop": "graph"} if suite == "tf" else {}
+    sizes = {"rollout_length": LENGTH, "compile": {"update": "graph", **modes}}
     if cls is OwnIterate:
         workflow = cls(env, tfrl.PPO, num_epochs=1, num_minibatches=1, **sizes)
     else:

@@ -470,13 +470,15 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
-        Their operations are small: the graph executor would take longer to schedule them.
+        Their operations are small: the graph executor would take longer to schedule them. Not if a
+        subclass overrides `play`, which that program leaves out.
         """
         if (
             run_stages is None
             or not run_stages.phase.learns
             or self.loops_on_host
             or self._replaces_parts
+            or type(self).play is not OffPolicyWorkflow.play
             or self.always_due() != 1
         ):
             return False
