@@ -99,6 +99,7 @@ def pytest_configure(config):
     import tensorflow as tf
 
     record_op_stack_traces(False)
+    use_grappler(False)
     # As in the binaries: hide TensorFlow's hints, for example about retracing.
     tf.get_logger().setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -113,6 +114,21 @@ def record_op_stack_traces(notes):
     create = inspect.unwrap(ops._create_c_op)  # defaults of op_def and extract_traceback
     assert create.__defaults__ in ((None, True), (None, False))
     create.__defaults__ = (None, notes)
+
+
+def use_grappler(on):
+    """Sets whether TensorFlow optimizes graphs that run without XLA, 1/5 of the test time."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
+
+
+@pytest.fixture(scope="module")
+def grappler():
+    """Optimizes graphs, for tests that compare graphs' results or their times."""
+    use_grappler(True)
+    yield
+    use_grappler(False)
 
 
 @pytest.fixture

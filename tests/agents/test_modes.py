@@ -12,6 +12,8 @@ from tfrl import seeding, struct
 from tfrl.agents import A2C, DQN, PPO, SAC, TD3, Impala
 from tfrl.rollout import rollout
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 KEY = cases.KEY
 DISCRETE, BOX = registered.ACTIONS["discrete"], registered.ACTIONS["box"]
 OFF_POLICY = {

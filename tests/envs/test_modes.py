@@ -6,6 +6,8 @@ import tfrl
 from tests.envs.device_checks import check_ways_agree
 from tfrl.envs import env_ids
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 LIMITED = {"max_episode_steps": 4}
 TASKS = {
     "tf:Acrobot-v1": ("SAME_STEP", {"torque_noise_max": 0.5, **LIMITED}),

@@ -7,6 +7,8 @@ import tensorflow as tf
 from tests.evolution.problems import rosenbrock, tell
 from tfrl import evolution, seeding
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 UNIFORM = dict(bounds=(-2.0, 3.0), init_std=None)
 SEARCHES = {
     "OpenES": evolution.OpenES(pop_size=8),

@@ -15,6 +15,8 @@ from learner_fakes import PLAIN, Dot, EncoderHead, RegressionAgent, SumAgent, bu
 
 from tfrl.keras import api as tf_keras
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 KEY = seeding.key(0)
 
 

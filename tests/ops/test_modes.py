@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfrl import ops, seeding
 from tfrl.ops import _rows, statistics
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 NAN = np.float32("nan")
 RNG = np.random.default_rng(0)
 MASK = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], bool)

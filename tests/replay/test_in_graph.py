@@ -24,6 +24,8 @@ from tfrl.types import Trajectory
 sys.path.insert(0, str(Path(__file__).parent))
 import oracle
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 OBS = tf.TensorSpec([1], tf.float32)
 ACTION = tf.TensorSpec([], tf.int64)
 ATARI = tf.TensorSpec([84, 84, 4], tf.uint8)

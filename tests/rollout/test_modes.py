@@ -13,6 +13,8 @@ from tfrl.rollout import (
     rollout,
 )
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 KEY = seeding.key(7)
 AUTORESETS = ("NEXT_STEP", "SAME_STEP", "SAME_STEP_CACHED", "DISABLED")
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.stacks import digests, make
 
+pytestmark = pytest.mark.usefixtures("grappler")
+
 RECORDED = json.loads(digests.PATH.read_text())
 
 
