@@ -4,9 +4,13 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from tfrl.workflows.core import Workflow
+    from tfrl.workflows.run_state import State
 
 
 class _Stop(enum.Enum):
@@ -36,8 +40,8 @@ class Event:
 
     env_steps: int
     metrics: Mapping[str, Any]
-    state: Any = None
-    workflow: Any = None
+    state: "State | None" = None
+    workflow: "Workflow | None" = None
     path: pathlib.Path | None = None
 
 

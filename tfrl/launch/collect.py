@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, pull_flag, server_flag, variable_flag, wait_flag  # noqa: F401
+from tfrl.launch import app, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -23,6 +23,7 @@ DOC = """Collects experience for bin/learn.py, with its parameters, into bin/rev
 
 A collector ends with its run. The same command restarts a collector that was killed."""
 
+shared_flags.define("replay_server", "variable_server", "pull_seconds", "wait_seconds")
 flags.DEFINE_integer("task_id", 0, "Index of this collector, from 0.", lower_bound=0)
 flags.DEFINE_integer("num_tasks", 1, "Number of collectors.", lower_bound=1)
 
@@ -31,7 +32,7 @@ def main() -> int:
     """Plays until the run has ended or a signal comes; returns the exit code."""
     termination = Termination()
     termination.install()
-    values, server = common_flags.common(), server_flag.replay_server()
+    values, server = common_flags.common(), shared_flags.replay_server()
     task_id, num_tasks = flags.FLAGS.task_id, flags.FLAGS.num_tasks
     if task_id >= num_tasks:
         raise UserError(
@@ -76,7 +77,7 @@ def _collector(workflow: Workflow, server: str) -> Any:
         "log": app.say,
     }
     if isinstance(workflow, OnPolicyWorkflow):
-        variable_flag.refuse()
+        shared_flags.refuse_variable_server()
         return RolloutCollector(workflow, server, **common)
     workflow = cast("OffPolicyWorkflow", workflow)  # ReplayCollector rejects others
     return ReplayCollector(workflow, server, values.variable_server, **common)

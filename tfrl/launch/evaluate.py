@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, run_config, wait_flag  # noqa: F401
+from tfrl.launch import app, run_config, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -27,6 +27,7 @@ running training is evaluated, and the results are also lines of evaluations.jso
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
 
+shared_flags.define("wait_seconds")
 flags.DEFINE_integer(
     "episodes", 100, "Number of episodes, which all have the same weight.", lower_bound=1
 )

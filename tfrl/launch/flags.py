@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfrl.distribute.choice import STRATEGIES, choose
-from tfrl.launch import quiet_flag  # noqa: F401
+from tfrl.launch import shared_flags
 from tfrl.launch.api import StartOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+shared_flags.define("quiet")
 flags.DEFINE_string(
     "root_dir", None, "Folder of the run: configuration, metrics, checkpoints, policy, videos."
 )

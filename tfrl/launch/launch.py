@@ -14,12 +14,10 @@ from tfrl.launch import (
     app,
     gin_files,
     kubernetes,
-    policy_lag_flags,  # noqa: F401
-    pull_flag,  # noqa: F401
     ray_engine,
     resources,
+    shared_flags,
     tpu_vm,
-    wait_flag,  # noqa: F401
 )
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import LEARNER, JobOptions, Role, roles
@@ -51,6 +49,7 @@ _COLLECTOR_FLAGS = ("pull_seconds",)
 _RENDERED = ("kubernetes", "tpu_vm")
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
+shared_flags.define("synchronous", "max_policy_lag", "pull_seconds", "wait_seconds")
 flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
 flags.DEFINE_integer(
     "learners", 1, "Number of learner workers, which share each update.", lower_bound=1

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from tfrl.launch import (
-    app,
-    policy_lag_flags,  # noqa: F401
-    server_flag,
-    train,
-    variable_flag,  # noqa: F401
-    wait_flag,  # noqa: F401
-)
+from tfrl.launch import app, shared_flags, train
 
 DOC = """Trains an agent on experience from bin/collect.py in other processes.
 
@@ -28,6 +21,10 @@ DOC = """Trains an agent on experience from bin/collect.py in other processes.
 
 The other flags are the flags of tfrl-train, which trains in one process. tfrl-launch starts all
 three programs."""
+
+shared_flags.define(
+    "replay_server", "variable_server", "synchronous", "max_policy_lag", "wait_seconds"
+)
 
 if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow
@@ -46,14 +43,14 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
     from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
     from tfrl.workflows import OnPolicyWorkflow
 
-    values, server = flags.FLAGS, server_flag.replay_server()
+    values, server = flags.FLAGS, shared_flags.replay_server()
     common: dict[str, Any] = {
         "wait_seconds": values.wait_seconds,
         "log": app.say,
         "stops": stops,
     }
     if isinstance(workflow, OnPolicyWorkflow):
-        variable_flag.refuse()
+        shared_flags.refuse_variable_server()
         asked = {"auto": None, "true": True, "false": False}[values.synchronous]
         RolloutCollectors(
             workflow,
@@ -69,7 +66,7 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
 
 def main() -> int:
     """Trains as the flags say; returns the exit code."""
-    server_flag.replay_server()  # before TensorFlow is imported
+    shared_flags.replay_server()  # before TensorFlow is imported
     code = train.main(prepare)
     from tfrl.replay.reverb import cancellable_call
 

@@ -6,7 +6,7 @@ import sys
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, quiet_flag  # noqa: F401
+from tfrl.launch import app, shared_flags
 
 DOC = """Draws curve.png and report.html of a run folder again, or compares several.
 
@@ -16,6 +16,7 @@ DOC = """Draws curve.png and report.html of a run folder again, or compares seve
 A comparison groups runs whose configurations differ only in the seed. It writes comparison.html,
 .md, .csv and .png. The last line is the path of the page."""
 
+shared_flags.define("quiet")
 flags.DEFINE_string("comparison_dir", "comparison", "Folder of a comparison.")
 flags.DEFINE_enum(
     "against", "env_steps", ["env_steps", "seconds"], "X axis of the comparison's curves."

@@ -12,7 +12,7 @@ from absl import flags
 
 from tfrl.distribute.choice import choose
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, run_config, server_flag  # noqa: F401
+from tfrl.launch import api, app, gin_files, run_config, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -28,6 +28,7 @@ runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
+shared_flags.define("replay_server")
 flags.DEFINE_integer(
     "total_env_steps",
     None,

@@ -41,6 +41,8 @@ class TaskWorkflow(Workflow):
     episodes with the next seeds. `close` closes the workers.
     """
 
+    compile: str
+
     def __init__(
         self,
         task: RLTask,

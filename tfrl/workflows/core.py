@@ -11,11 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video, apart, check_drawable, record_video
 from tfrl.evaluation.video_file import Preview
@@ -95,9 +97,9 @@ class Workflow(abc.ABC):
                 remedy="Pass None to choose it by timing.",
             )
         self.iterations_per_call = iterations_per_call
-        self.compile: Any = "graph"
-        self.agent: Any = None
-        self.evaluator: Any = None
+        self.compile: Any = "graph"  # a mode, or {stage: mode}
+        self.agent: Agent | None = None
+        self.evaluator: Evaluator | None = None
         # The environments; None for a workflow that makes them itself.
         self.env: Env | None = None
         self.replicas = Replicas()
@@ -325,9 +327,21 @@ class Workflow(abc.ABC):
             evaluator = evaluator.replace(num_episodes=num_episodes)
         return evaluator.evaluate(self.agent_state(state), key)
 
-    def video_env(self) -> Any:
-        """Returns environments to record a video in."""
-        return self.env if self.evaluator is None else self.evaluator.env
+    def video_env(self) -> Env:
+        """Returns environments to record a video in.
+
+        Raises:
+          UserError: The workflow makes its environments itself, and does not override this.
+        """
+        env = self.env if self.evaluator is None else self.evaluator.env
+        if env is None:
+            raise UserError(
+                f"{type(self).__name__}.video_env",
+                expected="an override that returns environments",
+                got="none, in a workflow that makes its environments itself",
+                remedy="Override it, or set `env` in the constructor.",
+            )
+        return env
 
     def check_video(self) -> None:
         """Checks that `record_video` can draw the environments of `video_env`.
@@ -420,7 +434,7 @@ class Workflow(abc.ABC):
         """Settles the compile mode of every stage, and returns them by stage."""
         return {"iterations": self.compile}
 
-    def use_strategy(self, strategy: Any) -> None:
+    def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
         """Runs that are set up from now on use the replicas of a tf.distribute strategy.
 
         Raises:

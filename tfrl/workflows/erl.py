@@ -94,6 +94,9 @@ class ERLWorkflow(Workflow):
 
     _not_traced = Workflow._not_traced | {"_learner"}
     env: Env
+    agent: Agent
+    evaluator: Evaluator
+    compile: dict[str, str]
 
     def __init__(
         self,
@@ -248,7 +251,7 @@ class ERLWorkflow(Workflow):
         checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
 
     def _make_replay(self, replay: Any) -> Any:
-        agent = self.agent
+        agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = make_replay(
                 "replay",

@@ -77,6 +77,9 @@ class EvolutionWorkflow(Workflow):
     """
 
     env: Env
+    agent: Agent
+    evaluator: Evaluator
+    compile: str
     # The environments of one replica.
     part_env: Env
 

@@ -112,6 +112,9 @@ class LearnerWorkflow(Workflow):
     # Methods that the host's runner replaces by a rollout in Python and one compiled call.
     _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
     env: Env
+    agent: Agent
+    evaluator: Evaluator
+    compile: dict[str, str]
 
     def __init__(
         self,
@@ -153,7 +156,7 @@ class LearnerWorkflow(Workflow):
         self._learner: Learner | None = None
         self._evaluators: dict[Any, Evaluator] = {}
         self.env = check_episodes("env", env)
-        self.agent: Agent = make_agent(agent, env)
+        self.agent = make_agent(agent, env)
         agent = self.agent
         if optimizer is not None:
             learner_config = learner_config or default_config

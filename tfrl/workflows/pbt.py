@@ -57,6 +57,8 @@ class PBTWorkflow(Workflow):
     Source: Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846.
     """
 
+    compile: str
+
     def __init__(
         self,
         workflow: Workflow,

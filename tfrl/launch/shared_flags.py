@@ -1,0 +1,99 @@
+"""Flags of several binaries; each binary calls `define` for its own."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+
+_DEFINITIONS: dict[str, Callable[[], Any]] = {
+    "quiet": functools.partial(
+        flags.DEFINE_boolean,
+        "quiet",
+        False,
+        "Print only warnings, errors and the last line of JSON.",
+    ),
+    "wait_seconds": functools.partial(
+        flags.DEFINE_float,
+        "wait_seconds",
+        600.0,
+        "Seconds that processes wait for each other, at the start and after a loss.",
+        lower_bound=0.0,
+    ),
+    "pull_seconds": functools.partial(
+        flags.DEFINE_float,
+        "pull_seconds",
+        0.2,
+        "Seconds between two reads of a collector's parameters, and between two of its reports.",
+        lower_bound=0.0,
+    ),
+    "replay_server": functools.partial(
+        flags.DEFINE_string,
+        "replay_server",
+        None,
+        "Address host:port of the Reverb server for experience, as bin/reverb_server.py prints "
+        "it; several addresses are separated by commas.",
+    ),
+    "variable_server": functools.partial(
+        flags.DEFINE_string,
+        "variable_server",
+        None,
+        "Off-policy: address host:port of another Reverb server for parameters and reports; by "
+        "default the first server of --replay_server.",
+    ),
+    "synchronous": functools.partial(
+        flags.DEFINE_enum,
+        "synchronous",
+        "auto",
+        ["auto", "true", "false"],
+        "Whether on-policy collectors wait for the update from their rollout. auto: they wait "
+        "unless the agent corrects for the policy lag, as IMPALA does.",
+    ),
+    "max_policy_lag": functools.partial(
+        flags.DEFINE_integer,
+        "max_policy_lag",
+        None,
+        "On-policy: maximum of learner steps between acting and learning; older rollouts are "
+        "dropped.",
+        lower_bound=0,
+    ),
+}
+
+
+def define(*names: str) -> None:
+    """Defines flags, unless another module of the binary has."""
+    for name in names:
+        if name not in flags.FLAGS:
+            _DEFINITIONS[name]()
+
+
+def replay_server() -> str:
+    """Returns the value of --replay_server.
+
+    Raises:
+      UserError: The flag is missing.
+    """
+    address = flags.FLAGS.replay_server
+    if address is None:
+        raise UserError(
+            "--replay_server",
+            expected="host:port of bin/reverb_server.py --num_collectors=...",
+            got="no value",
+            remedy="Start it with the same gin file, and pass the address that it prints.",
+        )
+    return str(address)
+
+
+def refuse_variable_server() -> None:
+    """Raises a UserError for a --variable_server: on-policy training has one server."""
+    address = flags.FLAGS.variable_server
+    if address is not None:
+        raise UserError(
+            f"--variable_server={address}",
+            expected="no value for on-policy training, where one server has rollouts, parameters "
+            "and reports",
+            got=repr(address),
+            remedy="Pass only --replay_server.",
+        )
