@@ -313,20 +313,21 @@ def call(capsys, *args):
 def test_dry_run_shows_the_commands(capsys, tmp_path):
     root = tmp_path / "r"
     args = (f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin", "--collectors=2")
-    code, out, err = call(capsys, *args, "--evaluators=1", "--seed=3", "--dry_run")
+    budget = "--total_env_steps=900"
+    code, out, err = call(capsys, *args, "--evaluators=1", "--seed=3", budget, "--dry_run")
     assert (code, err) == (0, "")
+    assert out.count("'--gin_bindings=total_steps = 900'") == 5  # of every process
     names = [line.split()[0] for line in out.splitlines()]
     assert names[:5] == ["server-0", "learner-0", "collector-0", "collector-1", "evaluator-0"]
     server, learner, collector = out.splitlines()[0], out.splitlines()[1], out.splitlines()[3]
     port = server.partition("--port=")[2].split()[0]
     assert f"--num_collectors=2 --root_dir={root}/servers/0" in server
-    assert (
-        "tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --replay_server=loc" in learner
-    )
+    assert "tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin '--gin_" in learner
+    assert "--seed=3 --replay_server=loc" in learner
     assert f"--replay_server=localhost:{port}" in collector
     assert collector.endswith("--task_id=1 --num_tasks=2")
     evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
-    assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --root_dir=" in evaluator
+    assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin '--gin_" in evaluator
     assert evaluator.endswith("--wait_seconds=inf")  # the engine notices a learner that fails
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version

@@ -269,9 +269,9 @@ def test_a_sweep_runs_all_and_compares_them(trained, tmp_path, capsys, monkeypat
     code, out, err = in_process(
         sweep.main, capsys, f"--root_dir={root}", "--gin_file=ppo/tf_catch.gin",
         "--grid=PPO.clip=[0.2, 0.3]", "--seeds=2", "--seed=7", "--parallel=2",
-        "--gin_bindings=PPO.discount=0.9",
+        "--gin_bindings=PPO.discount=0.9", "--total_env_steps=5_000",
     )  # fmt: skip
-    fixed = ("ppo/tf_catch.gin", "PPO.discount=0.9")
+    fixed = ("ppo/tf_catch.gin", "PPO.discount=0.9", "total_steps = 5000")
     grid = [(f"PPO.clip={clip}", seed) for clip in (0.2, 0.3) for seed in (7, 8)]
     assert called == [(*fixed, *rest) for rest in grid]
     assert code == 1 and f"{root / 'clip=0.3,seed=8'}: ended with 1, see" in out, err

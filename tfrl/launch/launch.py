@@ -49,7 +49,9 @@ _COLLECTOR_FLAGS = ("pull_seconds",)
 _RENDERED = ("kubernetes", "tpu_vm")
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
-shared_flags.define("synchronous", "max_policy_lag", "pull_seconds", "wait_seconds")
+shared_flags.define(
+    "total_env_steps", "synchronous", "max_policy_lag", "pull_seconds", "wait_seconds"
+)
 flags.DEFINE_enum("engine", "local", ENGINES, "Starts and supervises the processes.")
 flags.DEFINE_integer(
     "learners", 1, "Number of learner workers, which share each update.", lower_bound=1
@@ -92,7 +94,7 @@ def main() -> int:
     local, renders = asked.engine == "local", asked.engine in _RENDERED
     options = JobOptions(
         gin_files=values.gin_file,
-        gin_bindings=values.gin_bindings,
+        gin_bindings=shared_flags.with_budget(values.gin_file, values.gin_bindings),
         root_dir=root,
         seed=values.seed,
         collectors=asked.collectors,

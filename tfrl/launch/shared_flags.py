@@ -1,12 +1,13 @@
 """Flags of several binaries; each binary calls `define` for its own."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
 
 from tfrl.errors import UserError
+from tfrl.launch import gin_files
 
 _DEFINITIONS: dict[str, Callable[[], Any]] = {
     "quiet": functools.partial(
@@ -14,6 +15,14 @@ _DEFINITIONS: dict[str, Callable[[], Any]] = {
         "quiet",
         False,
         "Print only warnings, errors and the last line of JSON.",
+    ),
+    "total_env_steps": functools.partial(
+        flags.DEFINE_integer,
+        "total_env_steps",
+        None,
+        "The budget in env steps, and the end of the schedules that the gin file ties to it; a "
+        "larger budget continues a run.",
+        lower_bound=1,
     ),
     "wait_seconds": functools.partial(
         flags.DEFINE_float,
@@ -67,6 +76,14 @@ def define(*names: str) -> None:
     for name in names:
         if name not in flags.FLAGS:
             _DEFINITIONS[name]()
+
+
+def with_budget(files: Sequence[str], bindings: Sequence[str]) -> tuple[str, ...]:
+    """Returns gin bindings, with that of --total_env_steps if it is given."""
+    env_steps = flags.FLAGS.total_env_steps
+    if env_steps is None:
+        return tuple(bindings)
+    return (*bindings, gin_files.budget_binding(files, bindings, env_steps))
 
 
 def replay_server() -> str:

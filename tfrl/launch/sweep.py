@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, processes
+from tfrl.launch import api, app, gin_files, processes, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.storage import remote
 
@@ -24,6 +24,7 @@ DOC = """Trains every combination of a grid with every seed, and compares the ru
 Each run is a tfrl-train process with a folder and a log below --root_dir. The same command resumes
 stopped runs. At the end, tfrl-report compares all runs in <root_dir>/comparison."""
 
+shared_flags.define("total_env_steps")
 flags.DEFINE_multi_string(
     "grid", [], "name.parameter=[value, ...]; may be repeated, which gives all combinations."
 )
@@ -37,9 +38,10 @@ def main() -> int:
     files = list(values.gin_file) or ["ppo/tf_cartpole.gin"]
     grid = [read_axis(text) for text in flags.FLAGS.grid]
     gin_files.read(files, values.gin_bindings)  # reports a typo before TensorFlow is imported
+    common = shared_flags.with_budget(files, values.gin_bindings)
     first, *_ = combinations(grid)
     # Reports an unknown name of the grid before any process starts.
-    gin_files.parse(files, (*values.gin_bindings, *first), ("tfrl.launch.settings",))
+    gin_files.parse(files, (*common, *first), ("tfrl.launch.settings",))
     root = pathlib.Path(values.root_dir or f"{api.default_root_dir(files)}_sweep").expanduser()
     root.mkdir(parents=True, exist_ok=True)
     seeds = range(values.seed, values.seed + flags.FLAGS.seeds)
@@ -47,7 +49,7 @@ def main() -> int:
     for bindings in combinations(grid):
         for seed in seeds:
             folder = root / folder_name(bindings, seed)
-            jobs[folder] = command(files, (*values.gin_bindings, *bindings), seed, folder)
+            jobs[folder] = command(files, (*common, *bindings), seed, folder)
     failed = _run(jobs, flags.FLAGS.parallel)
     done = [folder for folder in jobs if folder not in failed]
     if done:

@@ -28,14 +28,7 @@ runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
-shared_flags.define("replay_server")
-flags.DEFINE_integer(
-    "total_env_steps",
-    None,
-    "The budget in env steps, and the end of the schedules that the gin file ties to it; a larger "
-    "budget continues a run.",
-    lower_bound=1,
-)
+shared_flags.define("replay_server", "total_env_steps")
 flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
 flags.DEFINE_integer(
     "video_interval",
@@ -77,9 +70,8 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
         gin_files.read(files, values.gin_bindings)
-    if (env_steps := flags.FLAGS.total_env_steps) is not None:
-        budget = gin_files.budget_binding(files, values.gin_bindings, env_steps)
-        values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
+    bindings = shared_flags.with_budget(files, values.gin_bindings)
+    values = dataclasses.replace(values, gin_bindings=bindings)
     common_flags.configure_tensorflow(values)
     from tfrl.launch import settings
 

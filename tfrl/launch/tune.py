@@ -9,7 +9,16 @@ from absl import flags
 
 from tfrl import extras
 from tfrl.errors import UserError
-from tfrl.launch import api, app, best_gin, gin_files, processes, search_space, trial
+from tfrl.launch import (
+    api,
+    app,
+    best_gin,
+    gin_files,
+    processes,
+    search_space,
+    shared_flags,
+    trial,
+)
 from tfrl.launch import flags as common_flags
 from tfrl.launch import study as studies
 from tfrl.storage import remote
@@ -26,6 +35,7 @@ one. It ends with best.gin, search.html and search.csv."""
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 _STRIKES = 3  # processes in a row without a result
 
+shared_flags.define("total_env_steps")
 flags.DEFINE_string(
     "space",
     None,
@@ -63,6 +73,8 @@ def main() -> int:
     remote.check_local("root_dir", values.root_dir)
     if not values.gin_file:
         values = dataclasses.replace(values, gin_file=(DEFAULT_GIN_FILE,))
+    bindings = shared_flags.with_budget(values.gin_file, values.gin_bindings)
+    values = dataclasses.replace(values, gin_bindings=bindings)
     options = _options(values)
     space = _space(values)
     options.trials_dir.mkdir(parents=True, exist_ok=True)
