@@ -125,7 +125,7 @@ def use_grappler(on):
 
 @pytest.fixture(scope="module")
 def grappler():
-    """Optimizes graphs, for tests that compare graphs' results or their times."""
+    """Optimizes graphs, for tests of their bits or times, also beside those of other processes."""
     use_grappler(True)
     yield
     use_grappler(False)

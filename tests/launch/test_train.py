@@ -28,6 +28,9 @@ from tests.launch.launch_runs import (
 )
 from tfrl.launch import termination, train
 
+# Runs in this process end with the parameters of runs in processes of their own.
+pytestmark = pytest.mark.usefixtures("grappler")
+
 ROWS = list(range(ITERATION, 1024 + 1, ITERATION))
 EVERY = f"train.checkpoint_interval={ITERATION}"
 ONE_BY_ONE = "OnPolicyWorkflow.iterations_per_call=1"
