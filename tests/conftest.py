@@ -117,7 +117,7 @@ def record_op_stack_traces(notes):
 
 
 def use_grappler(on):
-    """Sets whether TensorFlow optimizes graphs that run without XLA, 1/5 of the test time."""
+    """Sets whether TensorFlow optimizes graphs that run without XLA, 1/10 of the test time."""
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
