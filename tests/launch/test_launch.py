@@ -322,12 +322,12 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     server, learner, collector = out.splitlines()[0], out.splitlines()[1], out.splitlines()[3]
     port = server.partition("--port=")[2].split()[0]
     assert f"--num_collectors=2 --root_dir={root}/servers/0" in server
-    assert "tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin '--gin_" in learner
-    assert "--seed=3 --replay_server=loc" in learner
+    config = "--gin_file=dqn/gymnasium_cartpole.gin '--gin_bindings=total_steps = 900' --seed=3"
+    assert f"tfrl-learn {config} --replay_server=loc" in learner
     assert f"--replay_server=localhost:{port}" in collector
     assert collector.endswith("--task_id=1 --num_tasks=2")
     evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
-    assert "tfrl-evaluate --gin_file=dqn/gymnasium_cartpole.gin '--gin_" in evaluator
+    assert f"tfrl-evaluate {config} --root_dir=" in evaluator
     assert evaluator.endswith("--wait_seconds=inf")  # the engine notices a learner that fails
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version

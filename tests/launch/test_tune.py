@@ -288,9 +288,13 @@ def test_the_search_starts_trials_until_none_is_left(tmp_path, capsys, monkeypat
         "open(os.path.join(sys.argv[1], f'{os.getpid()}'), 'w').close();"
         "sys.exit({0: 0, 1: 4}.get(n, 3))"
     )
-    monkeypatch.setattr(
-        tune, "command_of_trial", lambda *_: [sys.executable, "-S", "-c", script, str(codes)]
-    )
+    bindings = []
+
+    def command(_, values):
+        bindings.append(values.gin_bindings)
+        return [sys.executable, "-S", "-c", script, str(codes)]
+
+    monkeypatch.setattr(tune, "command_of_trial", command)
     root = tmp_path / "search"
     options = Options(root)
     made = options.open()
@@ -298,9 +302,10 @@ def test_the_search_starts_trials_until_none_is_left(tmp_path, capsys, monkeypat
     CLIP.choose(asked)
     asked.set_user_attr("bindings", ["PPO.clip = 0.3"])
     made.tell(asked, 2.0)
-    args = (f"--root_dir={root}", f"--gin_file={CATCH}", "--parallel=2")
+    args = (f"--root_dir={root}", f"--gin_file={CATCH}", "--parallel=2", "--total_env_steps=900")
     code, out, err = in_process(tune.main, capsys, *args)
     assert code == 0, err
+    assert set(bindings) == {("total_steps = 900",)}
     assert 3 <= len(list(codes.iterdir())) <= 5
     assert out.splitlines()[-1] == f"tfrl-train --gin_file={root / 'best.gin'}"
     assert "PPO.clip = 0.3" in (root / "best.gin").read_text()

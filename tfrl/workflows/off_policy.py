@@ -459,26 +459,20 @@ class OffPolicyWorkflow(LearnerWorkflow):
         with priorities: a learner step changes the priorities of the next draw. Nor if a subclass
         overrides `learn_from`.
         """
-        alone = not self.loops_on_host and not self.prioritized and not self._replaces_parts
-        return alone and self.always_due() == 1
-
-    @property
-    def _replaces_parts(self) -> bool:
-        """Whether a subclass overrides a hook that iterations with one learner step leave out."""
-        return type(self).learn_from is not OffPolicyWorkflow.learn_from
+        alone = not self.loops_on_host and not self.prioritized
+        return alone and "learn_from" not in self.changed_hooks and self.always_due() == 1
 
     def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are small: the graph executor would take longer to schedule them. Not if a
-        subclass overrides `play`, which that program leaves out.
+        subclass overrides `play` or `learn_from`, which that program leaves out.
         """
         if (
             run_stages is None
             or not run_stages.phase.learns
             or self.loops_on_host
-            or self._replaces_parts
-            or type(self).play is not OffPolicyWorkflow.play
+            or not {"play", "learn_from"}.isdisjoint(self.changed_hooks)
             or self.always_due() != 1
         ):
             return False
