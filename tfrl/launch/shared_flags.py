@@ -1,6 +1,5 @@
 """Flags of several binaries; each binary calls `define` for its own."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,60 +8,52 @@ from absl import flags
 from tfrl.errors import UserError
 from tfrl.launch import gin_files
 
-_DEFINITIONS: dict[str, Callable[[], Any]] = {
-    "quiet": functools.partial(
-        flags.DEFINE_boolean,
-        "quiet",
+_DEFINITIONS: dict[str, Callable[[str], Any]] = {
+    "quiet": lambda name: flags.DEFINE_boolean(
+        name,
         False,
         "Print only warnings, errors and the last line of JSON.",
     ),
-    "total_env_steps": functools.partial(
-        flags.DEFINE_integer,
-        "total_env_steps",
+    "total_env_steps": lambda name: flags.DEFINE_integer(
+        name,
         None,
         "The budget in env steps, and the end of the schedules that the gin file ties to it; a "
         "larger budget continues a run.",
         lower_bound=1,
     ),
-    "wait_seconds": functools.partial(
-        flags.DEFINE_float,
-        "wait_seconds",
+    "wait_seconds": lambda name: flags.DEFINE_float(
+        name,
         600.0,
         "Seconds that processes wait for each other, at the start and after a loss.",
         lower_bound=0.0,
     ),
-    "pull_seconds": functools.partial(
-        flags.DEFINE_float,
-        "pull_seconds",
+    "pull_seconds": lambda name: flags.DEFINE_float(
+        name,
         0.2,
         "Seconds between two reads of a collector's parameters, and between two of its reports.",
         lower_bound=0.0,
     ),
-    "replay_server": functools.partial(
-        flags.DEFINE_string,
-        "replay_server",
+    "replay_server": lambda name: flags.DEFINE_string(
+        name,
         None,
         "Address host:port of the Reverb server for experience, as bin/reverb_server.py prints "
         "it; several addresses are separated by commas.",
     ),
-    "variable_server": functools.partial(
-        flags.DEFINE_string,
-        "variable_server",
+    "variable_server": lambda name: flags.DEFINE_string(
+        name,
         None,
         "Off-policy: address host:port of another Reverb server for parameters and reports; by "
         "default the first server of --replay_server.",
     ),
-    "synchronous": functools.partial(
-        flags.DEFINE_enum,
-        "synchronous",
+    "synchronous": lambda name: flags.DEFINE_enum(
+        name,
         "auto",
         ["auto", "true", "false"],
         "Whether on-policy collectors wait for the update from their rollout. auto: they wait "
         "unless the agent corrects for the policy lag, as IMPALA does.",
     ),
-    "max_policy_lag": functools.partial(
-        flags.DEFINE_integer,
-        "max_policy_lag",
+    "max_policy_lag": lambda name: flags.DEFINE_integer(
+        name,
         None,
         "On-policy: maximum of learner steps between acting and learning; older rollouts are "
         "dropped.",
@@ -75,7 +66,7 @@ def define(*names: str) -> None:
     """Defines flags, unless another module of the binary has."""
     for name in names:
         if name not in flags.FLAGS:
-            _DEFINITIONS[name]()
+            _DEFINITIONS[name](name)
 
 
 def with_budget(files: Sequence[str], bindings: Sequence[str]) -> tuple[str, ...]:
