@@ -582,7 +582,6 @@ class StateTest(parameterized.TestCase):
         self.assertEqual(
             str(caught.exception),
             "the values of a replay buffer: expected the values of a buffer from the same "
-            "factory, got an "
-            "unknown other; frames of float32 [83, 2] for float32 [83, 1]; no counts. Create the "
-            "buffer with the specs, the capacity and the num_envs of the saved one.",
+            "factory, got missing counts; unknown other; frames of shape (83, 2) for (83, 1). "
+            "Create the buffer with the specs, the capacity and the num_envs of the saved one.",
         )

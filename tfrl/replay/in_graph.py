@@ -37,23 +37,13 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
     Raises:
       UserError: Lists missing and unknown values, and wrong shapes or dtypes.
     """
-    wrong = [f"no {path}" for path in variables if path not in values]
-    wrong += [f"an unknown {path}" for path in values if path not in variables]
-    for path in variables.keys() & values.keys():
-        want, got = variables[path], values[path]
-        if tuple(want.shape) != tuple(got.shape) or want.dtype != tf.as_dtype(got.dtype):
-            wrong.append(
-                f"{path} of {tf.as_dtype(got.dtype).name} {list(got.shape)} for "
-                f"{want.dtype.name} {want.shape.as_list()}"
-            )
-    if wrong:
-        raise UserError(
-            "the values of a replay buffer",
-            expected="the values of a buffer from the same factory",
-            got="; ".join(sorted(wrong)[:3]),
-            remedy="Create the buffer with the specs, the capacity and the num_envs of the saved "
-            "one.",
-        )
+    checkpoint_format.check_fits(
+        "the values of a replay buffer",
+        variables,
+        values,
+        expected="the values of a buffer from the same factory",
+        remedy="Create the buffer with the specs, the capacity and the num_envs of the saved one.",
+    )
     for path, variable in variables.items():
         variable.assign(values[path])
 
