@@ -37,6 +37,16 @@ class UserError(ValueError):
         return _rebuilt, (type(self), self.thing, self.expected, self.got, self.remedy)
 
 
+class UnavailableError(UserError):
+    """Another process of the run is lost, is late, or cannot be reached.
+
+    The exit code is 75 (`EX_TEMPFAIL` of sysexits.h): the same command may succeed later, so
+    engines start it again. A process cannot distinguish a wrong address from one that restarts.
+    """
+
+    exit_code = 75
+
+
 class UnknownKeyError(UserError, KeyError):
     """A name under which nothing is held: a UserError, and a KeyError as of a dict."""
 

@@ -31,7 +31,7 @@ def test_a_run_that_has_ended_is_evaluated_once(tmp_path, capsys):
     assert in_process(evaluate.main, capsys, f"--root_dir={root}", *FLAGS)[0] == 0
     larger = (*FLAGS[:2], "--wait_seconds=0.6", "--gin_bindings=train.total_env_steps=128")
     code, _, err = in_process(evaluate.main, capsys, f"--root_dir={root}", *larger)
-    assert code == 2 and "expected a new checkpoint within 0.6 s, got none" in err
+    assert code == 75 and "expected a new checkpoint within 0.6 s, got none" in err
     assert (root / "evaluations.jsonl").read_text().splitlines() == lines
 
 
@@ -49,5 +49,5 @@ def test_a_run_on_remote_storage(tmp_path, capsys):
 def test_a_run_that_never_begins(tmp_path, capsys):
     flags = (f"--root_dir={tmp_path}/none", "--watch", "--wait_seconds=0.6")
     code, out, err = in_process(evaluate.main, capsys, *flags)
-    assert code == 2 and "expected a run with a checkpoint within 0.6 s, got none" in err
+    assert code == 75 and "expected a run with a checkpoint within 0.6 s, got none" in err
     assert "Waiting up to 0.6 s for the first checkpoint" in out

@@ -16,20 +16,17 @@ import tensorflow as tf
 
 from tfrl import tf_private
 from tfrl.distribute.workers import Workers, workers_of
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 
 _RETRY_SECONDS = 0.2
 _SAY_AFTER_SECONDS = 5.0
 
 
-class RendezvousError(UserError):
+class RendezvousError(UnavailableError):
     """The workers of a run have not connected, or this worker cannot listen at its address.
 
-    Binaries exit with 75, "try again": a process cannot distinguish a wrong address from a worker
-    that restarts, or a port in use from the port of a worker that is just ending.
+    A port in use may be that of a worker that is just ending.
     """
-
-    exit_code = 75
 
 
 def wait_for_all(
@@ -187,14 +184,8 @@ _ABORTED = "Collective ops is aborted by: "
 _REMEDY = "Restart all workers with the same command to resume from the last complete checkpoint."
 
 
-class WorkerLostError(UserError):
-    """Another process of the run is lost, so this process cannot continue.
-
-    Binaries print it like any `UserError`, as one paragraph. Their exit code is 75, "try again",
-    since it is no user error.
-    """
-
-    exit_code = 75
+class WorkerLostError(UnavailableError):
+    """Another worker of the run is lost, so this process cannot continue."""
 
 
 @contextlib.contextmanager
@@ -326,8 +317,8 @@ def multi_worker_strategy(
     return strategy
 
 
-def _no_group(workers: Workers, seconds: float) -> UserError:
-    return UserError(
+def _no_group(workers: Workers, seconds: float) -> UnavailableError:
+    return RendezvousError(
         f"TF_CONFIG, {workers.name(workers.index)}",
         expected=f"the {workers.count} workers to form a group within {seconds:g} s",
         got=f"a timeout for {workers.names(workers.others)}, all of which had answered",

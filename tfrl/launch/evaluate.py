@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.launch import app, run_config, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
@@ -160,7 +160,7 @@ def await_run(root_dir: str | None, seconds: float) -> None:
     """Waits until a folder has the configuration of a run and a checkpoint.
 
     Raises:
-      UserError: It has not within `seconds`.
+      UnavailableError: It has not within `seconds`.
     """
     from tfrl.experiment.checkpoints import CheckpointManager
     from tfrl.experiment.run_folder import RunFolder
@@ -173,7 +173,7 @@ def await_run(root_dir: str | None, seconds: float) -> None:
         and CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None).steps
     ):
         if time.monotonic() > deadline:
-            raise UserError(
+            raise UnavailableError(
                 f"--root_dir={root_dir}",
                 expected=f"a run with a checkpoint within {seconds:g} s",
                 got="none",
@@ -200,7 +200,7 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
       The exit code.
 
     Raises:
-      UserError: No new checkpoint for --wait_seconds, and the run has not ended.
+      UnavailableError: No new checkpoint for --wait_seconds, and the run has not ended.
     """
     from tfrl.experiment.checkpoints import CheckpointManager
     from tfrl.experiment.run_folder import RunFolder
@@ -230,7 +230,7 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
             elif ended:
                 return 0
             elif time.monotonic() - since > values.wait_seconds:
-                raise UserError(
+                raise UnavailableError(
                     f"--root_dir={root_dir}",
                     expected=f"a new checkpoint within {values.wait_seconds:g} s",
                     got=f"none after the one of {max(known, default=0):,} env steps",

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.cancellable_call import leave_behind, within
 from tfrl.replay.reverb.connection import Connection, await_tables
@@ -432,7 +432,7 @@ class RolloutCollector(Collector):
             self._waits_since = time.monotonic()
         waited = time.monotonic() - self._waits_since
         if waited > self._wait_seconds:
-            raise UserError(
+            raise UnavailableError(
                 f"The learner of the server at {self.connection.address}",
                 expected=f"one that takes a rollout within {self._wait_seconds:g} s",
                 got="no sign of it",

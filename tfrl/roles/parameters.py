@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.nest_packing import builder
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_server
@@ -227,7 +227,7 @@ class Subscriber:
                 tells_at = deadline + 1.0
                 log(f"Waiting up to {seconds:g} s for the learner's parameters.")
             if time.monotonic() > deadline:
-                raise UserError(
+                raise UnavailableError(
                     f"The parameters at {self._connection.address}",
                     expected=f"a learner that publishes them within {seconds:g} s",
                     got="no parameters",

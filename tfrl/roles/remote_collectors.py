@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_tables
@@ -275,7 +275,7 @@ class RemoteCollectors(Collectors):
 
     def _refuse_wait(self, missing: str) -> NoReturn:
         connection, name = self._source
-        raise UserError(
+        raise UnavailableError(
             f"The table {name!r} at {connection.address}",
             expected=f"new experience within {self.wait_seconds:g} s",
             got=missing,

@@ -337,7 +337,7 @@ def test_a_process_that_is_blocked_when_the_server_is_killed(first, record_prope
     assert first in noticed
     assert all(0 < seconds < NOTICED for seconds in noticed.values()), noticed
     assert gone - killed < noticed[first] + GONE
-    assert client.returncode == 2, err
+    assert client.returncode == 75, err
     assert err.startswith(f"Error: Reverb server at localhost:{port}: expected a running server")
     assert err.count("\n") == 1
     assert f"needed for {first}, got connection refused." in err

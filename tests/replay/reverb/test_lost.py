@@ -75,6 +75,6 @@ def test_the_error_tells_binaries_to_end_at_once():
     done, _ = run("""
         for kind in (lost.ServerLostError, lost.ServerSilentError):
             error = kind("a", expected="b", got="c", remedy="d.")
-            print(error, error.exit_at_once)
+            print(error, error.exit_code, error.exit_at_once)
     """)
-    assert done.stdout == 2 * "a: expected b, got c. d. True\n"
+    assert done.stdout == 2 * "a: expected b, got c. d. 75 True\n"

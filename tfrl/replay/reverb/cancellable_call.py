@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError
 
 # Seconds that the interpreter may take to exit after calls were abandoned.
 ORDERLY_EXIT_SECONDS = 2.5
@@ -23,17 +23,17 @@ _lock = threading.Lock()
 _left_behind: list[Any] = []
 
 
-class ServerLostError(UserError):
+class ServerLostError(UnavailableError):
     """A Reverb server no longer answers, so this process cannot continue.
 
-    Binaries print it like any `UserError`: one paragraph, exit code 2. They then call
-    `end_process`, since an orderly exit could wait for the server again.
+    Binaries print the paragraph and call `end_process`, since an orderly exit could wait for the
+    server again.
     """
 
     exit_at_once = True
 
 
-class ServerSilentError(UserError):
+class ServerSilentError(UnavailableError):
     """A Reverb server accepts connections, but a call timed out and was abandoned.
 
     Binaries exit as with `ServerLostError`.

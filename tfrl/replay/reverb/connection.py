@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tfrl import checks
 from tfrl.distribute.multi_worker import refusal
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.replay.reverb import library
 from tfrl.replay.reverb.cancellable_call import Callers, ServerLostError, leave_behind, too_long
 from tfrl.replay.reverb.factory import MOST_SECONDS, ReverbReplay, check_address
@@ -200,7 +200,8 @@ def await_server(
       `{table: reverb TableInfo}`.
 
     Raises:
-      UserError: A malformed address, or no answer in time.
+      UserError: A malformed address.
+      UnavailableError: No answer in time.
     """
     check_address(address)
     errors = (RuntimeError, reverb.errors.ReverbError)
@@ -219,7 +220,7 @@ def await_server(
             log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
             log = None
         if time.monotonic() + _RETRY_SECONDS >= deadline:
-            raise UserError(
+            raise UnavailableError(
                 f"Reverb server at {address}",
                 expected=f"a server that answers within {seconds:g} s",
                 got=reason,
