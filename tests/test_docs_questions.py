@@ -60,6 +60,12 @@ QUESTIONS = [
     ),
     ("How do I log a success rate?", "playing.md", "success-rates", "info_fields"),
     ("How do I go on with a run?", "playing.md", "go-on-with-a-run", "--total_env_steps"),
+    (
+        *("How do I save checkpoints more often?", "playing.md", "checkpoints-and-recorders"),
+        "`checkpoint_interval`",
+    ),
+    ("How do I log to Weights & Biases?", "playing.md", "checkpoints-and-recorders", '"wandb"'),
+    ("How do I repeat a run to the bit?", "playing.md", "repeat-a-run", "`params_digest`"),
     ("How do I record videos?", "own_tasks.md", "7-the-results", "--video_interval"),
     ("How do I compare runs?", "playing.md", "look-at-a-run-and-compare-several", "tfrl-report"),
     ("How do I try several learning rates?", "searching.md", "a-grid", "--grid="),

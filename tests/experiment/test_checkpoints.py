@@ -147,7 +147,8 @@ class TestWhich:
             manager.restore("best")
         assert str(error.value) == (
             f"best checkpoint of {tmp_path}: expected at least one checkpoint with a metric, got "
-            "none among the steps 3. Choose latest or one of these steps."
+            "none among the steps 3. Choose latest or one of these steps; "
+            "train.eval_interval below the budget gives checkpoints a metric."
         )
 
 

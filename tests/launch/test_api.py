@@ -52,9 +52,13 @@ def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
         ({"total_env_stps": 64}, "train.total_env_stps"),
         ({"PPO.discont": 0.9}, "PPO.discont"),
         ({"strategy": "miror"}, "strategy"),
+        ({"total_env_steps": 0}, "total_env_steps: expected a whole number of at least 1, got 0"),
+        ({"env_id": "tf:CartPole-v7"}, "CartPole-v7"),  # a macro of the file
+        ({"eval/make_env.env_id": "tf:Pendulum-v1"}, "the macro env_id"),
     ],
 )
 def test_a_mistake_is_named_and_leaves_no_folder(tmp_path, bindings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         train(tmp_path / "run", **bindings)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -209,6 +209,7 @@ import pathlib, sys
 from tfrl.launch import job, local_engine, termination
 
 programs = {programs!r}
+termination.ONE_REQUEST = 0.1
 stop = termination.Termination()
 stop.install()
 made = local_engine.LocalEngine(
@@ -240,6 +241,7 @@ def test_a_second_signal_kills_all(tmp_path, number):
     pid = int(said_until(made, "there").split()[2])
     made.send_signal(number)
     said_until(made, "no")
+    time.sleep(0.2)
     made.send_signal(number)
     assert made.wait(timeout=10) == 128 + number
     assert not alive(pid)

@@ -75,6 +75,13 @@ def test_a_run_goes_on_from_its_folder_alone(trained, tmp_path, capsys, monkeypa
     assert "going on at 160 of 192 env steps" in capsys.readouterr().out
     code, _, err = in_process(train.main, capsys, *flags[:1], "--gin_bindings=PPO.clip=0.1")
     assert code == 2 and "PPO.clip = '0.1' (the run has '0.2')" in err
+    # The schedule of the replaced rate is no mistake of the user's.
+    code, _, err = in_process(train.main, capsys, *flags[:1], "--gin_bindings=ModuleConfig.lr=0.5")
+    assert code == 2 and "ModuleConfig.lr = '0.5' (the run has" in err
+    config = (root / "operative_config.gin").read_text()
+    less = in_process(train.main, capsys, f"--root_dir={root}", "--total_env_steps=100")
+    assert less[0] == 0 and "nothing to train" in less[1]
+    assert (root / "operative_config.gin").read_text() == config
     done = (f"--root_dir={root}", "--total_env_steps=192")
     assert in_process(train.main, capsys, *done, "--quiet") == (0, "", "")
     with pytest.raises(UserError, match="expected the folder of a run, got no value"):
@@ -107,6 +114,10 @@ def test_mistakes_of_loading(trained, tmp_path):
         tfrl.load(tmp_path)
     with pytest.raises(UserError, match="checkpoint 100 of"):
         tfrl.load(trained, 100)
+    with pytest.raises(UserError, match="num_envs: expected a whole number of at least 1, got 0"):
+        tfrl.load(trained).env(num_envs=0)
+    with pytest.raises(UserError, match="expected checkpoint='latest', since a SavedModel"):
+        tfrl.load(trained / "policy", "best")
     saved = tfrl.load(trained / "policy")
     with pytest.raises(UserError, match="Pass the run folder to tfrl.load"):
         saved.env()

@@ -240,7 +240,8 @@ class CheckpointManager:
                 f"best checkpoint of {self._directory}",
                 expected="at least one checkpoint with a metric",
                 got=f"none among the steps {', '.join(map(str, sorted(folders)))}",
-                remedy="Choose latest or one of these steps.",
+                remedy="Choose latest or one of these steps; train.eval_interval below the budget "
+                "gives checkpoints a metric.",
             )
         return ranked
 

@@ -34,7 +34,7 @@ class SavedPolicy:
                 f"The SavedModel {folder}",
                 expected="the signature 'action' of an exported policy",
                 got=", ".join(self._signatures) or "none",
-                remedy="Write one with bin/export.py --format=saved_model.",
+                remedy="Write one with tfrl-export --format=saved_model.",
             )
         inputs = self._signatures["action"].structured_input_signature[1]
         self._inputs = {
@@ -86,7 +86,7 @@ class SavedPolicy:
                     f"predict(deterministic=False) of {self.path}",
                     expected="a SavedModel with the signature 'explore'",
                     got="only the greedy action",
-                    remedy="Load the run folder, or export one with bin/export.py.",
+                    remedy="Load the run folder, or export one with tfrl-export.",
                 )
             more["seed"] = np.int64(next(self._seeds))
         function = self._signatures["action" if deterministic else "explore"]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.launch.termination import Termination
 from tfrl.loading import distrust
@@ -61,10 +62,10 @@ def train(
       check_env: Whether to check the environments shortly before training.
       allow_code: Whether to import Python modules that the folder names, if `gin_files` is None.
       callbacks: User code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
-      **bindings: Gin bindings, which override the files. A name without a dot belongs to `train`:
-        `eval_interval=50_000`. Pass others as a dict: `**{"make_env.num_envs": 8}`.
-        `total_env_steps` also sets the schedules that the files tie to the budget, as the flag of
-        this name.
+      **bindings: Gin bindings, which override the files. A name without a dot is a macro of the
+        files, `env_id="tf:Pendulum-v1"`, or belongs to `train`, `eval_interval=50_000`. Pass others
+        as a dict: `**{"make_env.num_envs": 8}`. `total_env_steps` also sets the schedules that the
+        files tie to the budget, as the flag of this name.
 
     Returns:
       The content of `summary.json`: `eval_return_mean`, `env_steps`, `env_steps_per_second`, ...
@@ -75,14 +76,17 @@ def train(
     from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import run_config, settings
-    from tfrl.launch.gin_files import budget_binding
+    from tfrl.launch.gin_files import budget_binding, read
 
     started = time.monotonic()
     env_steps = bindings.pop("total_env_steps", None)
-    lines = settings.binding_lines(
-        {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
-    )
+    if env_steps is not None:
+        checks.at_least("total_env_steps", env_steps, 1)
     files = [gin_files] if isinstance(gin_files, str) else list(gin_files or ())
+    macros = {b.key for b in read(files) if not b.parameter}
+    lines = settings.binding_lines(
+        {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}
+    )
     if root_dir is None and not files:
         run_config.find(None)  # raises
     folder = default_root_dir(files) if root_dir is None else str(root_dir)

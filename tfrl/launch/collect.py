@@ -16,7 +16,7 @@ from tfrl.launch.termination import Termination
 if TYPE_CHECKING:
     from tfrl.workflows import OffPolicyWorkflow, Workflow
 
-DOC = """Collects experience for bin/learn.py, with its parameters, into bin/reverb_server.py.
+DOC = """Collects experience for tfrl-learn, with its parameters, into tfrl-reverb-server.
 
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
@@ -45,7 +45,7 @@ def main() -> int:
             "--gin_file",
             expected="the gin file of the training",
             got="no value",
-            remedy="Pass the same file as to bin/learn.py.",
+            remedy="Pass the same file as to tfrl-learn.",
         )
     from tfrl.launch import gin_files
 

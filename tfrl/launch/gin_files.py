@@ -245,6 +245,8 @@ def leaves(value: Any) -> Iterator[Any]:
 T = TypeVar("T")
 
 BUDGET = "train.total_env_steps"
+# Name of the file in a run folder with the configuration that it used.
+RUN_CONFIG = "operative_config.gin"
 
 _scopes: set[str] = set()
 
@@ -319,12 +321,15 @@ def _let_gin_read() -> None:
     )
 
 
-def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
+def read(
+    files: Sequence[str], bindings: Sequence[str] = (), where: str = "--gin_file"
+) -> list[Binding]:
     """Reads files and bindings without applying them; needs no TensorFlow.
 
     Args:
       files: Gin files, see `resolve`.
       bindings: Bindings, for example `train.total_env_steps=1000`.
+      where: The place of the files' names, for messages.
 
     Returns:
       Every binding, in gin's order.
@@ -332,7 +337,7 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
     Raises:
       UserError: A file is missing, or a line is malformed.
     """
-    result = [b for path in files for b in read_file(resolve(path), resolve)]
+    result = [b for path in files for b in read_file(resolve(path, where), resolve)]
     for text in bindings:
         result += read_binding(text)
     return result
@@ -538,9 +543,9 @@ def check_types() -> None:
 def _replaced_parts(bindings: Sequence[Binding]) -> set[str]:
     """Returns the files' bindings of configurables that only overridden values refer to.
 
-    A user who overrides `ModuleConfig.lr = @LinearSchedule()` of a shipped file with a number
-    cannot remove the file's `LinearSchedule.start`. Bindings in the user's files or --gin_bindings
-    must be used.
+    A user who overrides `ModuleConfig.lr = @LinearSchedule()` of a shipped file, or of a run's
+    `operative_config.gin`, with a number cannot remove the file's `LinearSchedule.start`. Bindings
+    in the user's files or --gin_bindings must be used.
     """
     real = [b for b in bindings if b.parameter and b.selector != "macro"]
     last: dict[str, Binding] = {_full_name(b): b for b in real}
@@ -557,12 +562,17 @@ def _replaced_parts(bindings: Sequence[Binding]) -> set[str]:
             name: b
             for name, b in last.items()
             if gin_registry.find(b.selector, "gin").selector in referred
-            and pathlib.Path(b.source).is_relative_to(package_gin_dir())
+            and _is_written(pathlib.Path(b.source))
             and name not in parts
         }
         parts.update(new)
         replaced = list(new.values())
     return parts
+
+
+def _is_written(source: pathlib.Path) -> bool:
+    """Whether tfrl wrote a file: a shipped file, or the configuration of a run."""
+    return source.name == RUN_CONFIG or source.is_relative_to(package_gin_dir())
 
 
 def _full_name(binding: Binding) -> str:
@@ -574,10 +584,14 @@ def call(configurable: Callable[..., T]) -> T:
     """Calls a configurable; gin passes its arguments.
 
     Raises:
-      UserError: It, or a configurable that it refers to, lacks bindings.
+      UserError: It, or a configurable that it refers to, lacks bindings; or their own error.
     """
     try:
         return configurable()
+    except UserError as error:  # gin has appended its call chain
+        kind = next(t for t in type(error).__mro__ if "__init__" not in vars(t) or t is UserError)
+        told = kind(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
+        raise told.with_traceback(error.__traceback__) from error.__cause__
     except (TypeError, RuntimeError) as error:
         missing = gin_registry.missing_bindings(error)
         if not missing:

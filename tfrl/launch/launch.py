@@ -86,7 +86,7 @@ def main() -> int:
             "--gin_file",
             expected="the gin file of a training",
             got="no value",
-            remedy="Pass the same file as to bin/train.py.",
+            remedy="Pass the same file as to tfrl-train.",
         )
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
     root = values.root_dir or api.default_root_dir(list(values.gin_file))

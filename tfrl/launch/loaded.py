@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.experiment.saved_policy import SavedPolicy
@@ -45,13 +46,20 @@ def load(
     """
     root = pathlib.Path(folder).expanduser().absolute()
     if (root / "saved_model.pb").is_file():
+        if checkpoint != "latest":
+            raise UserError(
+                f"tfrl.load({str(folder)!r})",
+                expected="checkpoint='latest', since a SavedModel has one policy",
+                got=repr(checkpoint),
+                remedy="Load the run folder, or export that checkpoint with tfrl-export.",
+            )
         return SavedPolicy(root, seed)
     if not run_config.holds(str(root)):
         raise UserError(
             f"tfrl.load({str(folder)!r})",
             expected="a run folder (with operative_config.gin) or the folder of a SavedModel",
             got="neither" if root.is_dir() else "no such folder",
-            remedy="Pass the root_dir of a training run, or a folder that bin/export.py wrote.",
+            remedy="Pass the root_dir of a training run, or a folder that tfrl-export wrote.",
         )
     lines = settings.binding_lines(bindings) if isinstance(bindings, Mapping) else list(bindings)
     try:
@@ -101,6 +109,7 @@ class RunPolicy(Policy):
         """
         from tfrl.envs.host_env import HostEnv
 
+        checks.at_least("num_envs", num_envs, 1)
         env = self._workflow.video_env()
         if isinstance(env, HostEnv):
             return env.copy(num_envs, render)

@@ -1,7 +1,6 @@
 """Runs a job as processes of this machine."""
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import pathlib
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, Role
+from tfrl.launch.processes import child_of
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
 
@@ -34,7 +34,6 @@ _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
 _END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
 # Seconds that collectors and evaluators may take to notice the end of the run.
 _SEE_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
 # Libraries' status lines go only to the log.
 _NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
 # Seconds that workers may take to notice that one of them is lost; see docs/replicas.md.
@@ -360,7 +359,7 @@ def spawn(
         text=True,
         errors="replace",
         env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name, **(environment or {})},
-        preexec_fn=_child_of(os.getpid()),
+        preexec_fn=child_of(os.getpid()),
     )
 
 
@@ -392,16 +391,3 @@ def kill_group(popen: subprocess.Popen[str]) -> None:
 
 def _own_command(role: Role) -> list[str]:
     return [sys.executable, "-m", "tfrl", role.binary.replace("_", "-"), *role.flags]
-
-
-def _child_of(parent: int) -> Callable[[], None]:
-    """Returns a child's preparation: it leads a process group and ends with its parent."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def prepare() -> None:
-        os.setpgid(0, 0)  # only the launcher gets Ctrl-C; it ends all processes in order
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent has died meanwhile
-            os._exit(1)
-
-    return prepare

@@ -14,7 +14,7 @@ from tfrl.launch import app
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
-DOC = """Serves the replay tables of a training, for bin/train.py --replay_server=host:port.
+DOC = """Serves the replay tables of a training, for tfrl-train --replay_server=host:port.
 
   tfrl-reverb-server --gin_file=my_experiment.gin --port=8000 --root_dir=runs/replay
 
@@ -158,7 +158,7 @@ def _check_flags(values: common_flags.CommonFlags) -> None:
             "--gin_file",
             expected="the gin file of a training",
             got="no value",
-            remedy="Pass the same file as to bin/train.py, which defines the tables.",
+            remedy="Pass the same file as to tfrl-train, which defines the tables.",
         )
     if values.root_dir is None:
         raise UserError(

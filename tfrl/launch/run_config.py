@@ -41,7 +41,7 @@ def holds(root_dir: str | None) -> bool:
 
 
 def _config(root_dir: str) -> pathlib.Path:
-    return working_copy.local(root_dir) / "operative_config.gin"
+    return working_copy.local(root_dir) / gin_files.RUN_CONFIG
 
 
 def seed(root_dir: str | None) -> int | None:

@@ -66,7 +66,7 @@ def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> 
       UserError: There is no such space, or a range is malformed.
     """
     if name.endswith(".gin"):
-        found = gin_files.read([name])
+        found = gin_files.read([name], where="--space")
         entries = {b.key: _literal(b) for b in found}
         where = {b.key: b.where for b in found}
     else:

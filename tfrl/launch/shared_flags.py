@@ -18,8 +18,11 @@ _DEFINITIONS: dict[str, Callable[[str], Any]] = {
         name,
         None,
         "The budget in env steps, and the end of the schedules that the gin file ties to it; a "
-        "larger budget continues a run.",
+        "larger budget continues a run, but no finished trial of a search.",
         lower_bound=1,
+    ),
+    "parallel": lambda name: flags.DEFINE_integer(
+        name, 1, "Number of trainings at the same time.", lower_bound=1
     ),
     "wait_seconds": lambda name: flags.DEFINE_float(
         name,
@@ -36,7 +39,7 @@ _DEFINITIONS: dict[str, Callable[[str], Any]] = {
     "replay_server": lambda name: flags.DEFINE_string(
         name,
         None,
-        "Address host:port of the Reverb server for experience, as bin/reverb_server.py prints "
+        "Address host:port of the Reverb server for experience, as tfrl-reverb-server prints "
         "it; several addresses are separated by commas.",
     ),
     "variable_server": lambda name: flags.DEFINE_string(
@@ -87,7 +90,7 @@ def replay_server() -> str:
     if address is None:
         raise UserError(
             "--replay_server",
-            expected="host:port of bin/reverb_server.py --num_collectors=...",
+            expected="host:port of tfrl-reverb-server --num_collectors=...",
             got="no value",
             remedy="Start it with the same gin file, and pass the address that it prints.",
         )

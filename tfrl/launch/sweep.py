@@ -24,7 +24,7 @@ DOC = """Trains every combination of a grid with every seed, and compares the ru
 Each run is a tfrl-train process with a folder and a log below --root_dir. The same command resumes
 stopped runs. At the end, tfrl-report compares all runs in <root_dir>/comparison."""
 
-shared_flags.define("total_env_steps")
+shared_flags.define("parallel", "total_env_steps")
 flags.DEFINE_multi_string(
     "grid", [], "name.parameter=[value, ...]; may be repeated, which gives all combinations."
 )

@@ -18,14 +18,17 @@ from tfrl.envs.env_calls import RunningCall
 
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 GRACE = 8.0  # seconds that one call of an environment may take after a signal
+# Seconds in which several signals are one request: they come from a process group, a parent that
+# passes them on, or from Linux at the end of each thread of a parent.
+ONE_REQUEST = 1.0
 _LOOK = 0.1  # seconds between two checks of the running call
 
 
 class Termination:
     """Records the signal that requested the end of the run.
 
-    Inside `deferred()` a signal only sets `requested`, so that the caller can save; a second signal
-    ends the process at once. Outside of it the process ends with the signal's code. The process
+    Inside `deferred()` a signal only sets `requested`, so that the caller can save; a second signal,
+    a SIGTERM after at least `ONE_REQUEST`, ends the process at once. Outside of it the process ends with the signal's code. The process
     also ends if one call of an environment lasts longer than `GRACE` after a signal: only the steps
     after the last checkpoint are lost. Other calls, for example a save or a compiled function, have
     no time limit.
@@ -104,6 +107,8 @@ class Termination:
             for came in signals:
                 if came not in tuple(_NAMES):
                     continue  # another handler of the process takes this signal
+                if number and time.monotonic() - since < ONE_REQUEST:
+                    continue
                 if number and came == signal.SIGTERM:
                     self._exit(came, "Stopped by a second SIGTERM.")
                     return

@@ -436,6 +436,9 @@ class _Run:
         choices = workflow.compile_choices(state)
         if leads:
             self._write(old, configuration, choices)
+            ends_here = old is not None and self.done(state) is not None
+            if not (ends_here and self.folder.operative_config.is_file()):
+                self.folder.write_operative_config(gin_registry.operative_config())
         return state
 
     def _write(
@@ -454,7 +457,6 @@ class _Run:
         else:
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
-        self.folder.write_operative_config(gin_registry.operative_config())
 
     def done(self, state: State) -> str | None:
         """Returns why the training is complete: "budget" or "target_return"; None if it is not."""

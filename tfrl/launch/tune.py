@@ -35,7 +35,7 @@ one. It ends with best.gin, search.html and search.csv."""
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 _STRIKES = 3  # processes in a row without a result
 
-shared_flags.define("total_env_steps")
+shared_flags.define("parallel", "total_env_steps")
 flags.DEFINE_string(
     "space",
     None,

@@ -436,7 +436,7 @@ class RolloutCollector(Collector):
                 f"The learner of the server at {self.connection.address}",
                 expected=f"one that takes a rollout within {self._wait_seconds:g} s",
                 got="no sign of it",
-                remedy="Start bin/learn.py with the same gin file and servers.",
+                remedy="Start tfrl-learn with the same gin file and servers.",
             )
         if waited > _TELL_SECONDS and not self._logged:
             self._logged = True

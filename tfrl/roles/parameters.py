@@ -130,7 +130,7 @@ def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Co
             f"the parameter server at {address}",
             expected=f"the table {TABLE!r}",
             got=f"tables {', '.join(sorted(info))}",
-            remedy="Start bin/reverb_server.py with --num_collectors=N, the number of collectors.",
+            remedy="Start tfrl-reverb-server with --num_collectors=N, the number of collectors.",
         )
     return Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
 
@@ -231,7 +231,7 @@ class Subscriber:
                     f"The parameters at {self._connection.address}",
                     expected=f"a learner that publishes them within {seconds:g} s",
                     got="no parameters",
-                    remedy="Start bin/learn.py with the same gin file and servers.",
+                    remedy="Start tfrl-learn with the same gin file and servers.",
                 )
             time.sleep(_LOOK_SECONDS)
 

@@ -279,7 +279,7 @@ class RemoteCollectors(Collectors):
             f"The table {name!r} at {connection.address}",
             expected=f"new experience within {self.wait_seconds:g} s",
             got=missing,
-            remedy="Start bin/collect.py with the same gin file and servers.",
+            remedy="Start tfrl-collect with the same gin file and servers.",
         )
 
 

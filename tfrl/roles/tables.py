@@ -287,7 +287,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
             "The gin file",
             expected="an OnPolicyWorkflow or OffPolicyWorkflow",
             got=type(workflow).__name__,
-            remedy="Run this workflow in one process with bin/train.py.",
+            remedy="Run this workflow in one process with tfrl-train.",
         )
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}

@@ -153,7 +153,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
         raise UserError(
             "the request",
             expected="an object with instances or inputs, and optionally signature_name",
-            got=", ".join(sorted(keys)) or type(given).__name__,
+            got=", ".join(sorted(keys)) or ("{}" if given == {} else type(given).__name__),
             remedy=_FORM,
         )
     signature = given.get("signature_name", "serving_default")

@@ -520,7 +520,8 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
                     f"{kind} of {name}",
                     expected=f"the agent's, {want}",
                     got=str(have),
-                    remedy="Train and evaluate on the same task, with an agent created for it.",
+                    remedy="Train and evaluate on the same task, with an agent created for it; "
+                    "the macro env_id of the shipped gin files sets both.",
                 )
 
 

@@ -131,7 +131,7 @@ def test_nobody_listens(connect):
     assert 1.2 < time.monotonic() - began < NOTICED
     assert str(error.value) == (
         f"Reverb server at localhost:{port}: expected a server that answers within 1.5 s, got "
-        "connection refused. Start bin/reverb_server.py with the same gin file, and pass the "
+        "connection refused. Start tfrl-reverb-server with the same gin file, and pass the "
         "address that it prints."
     )
 
@@ -173,7 +173,7 @@ def test_addresses(address):
         check_address(address)
     assert str(error.value) == (
         "The address of a Reverb server: expected host:port, for example localhost:8000, got "
-        f"{address!r}. bin/reverb_server.py prints it when it serves."
+        f"{address!r}. tfrl-reverb-server prints it when it serves."
     )
 
 

@@ -224,7 +224,7 @@ def await_server(
                 f"Reverb server at {address}",
                 expected=f"a server that answers within {seconds:g} s",
                 got=reason,
-                remedy="Start bin/reverb_server.py with the same gin file, and pass the address "
+                remedy="Start tfrl-reverb-server with the same gin file, and pass the address "
                 "that it prints.",
             )
         time.sleep(_RETRY_SECONDS)

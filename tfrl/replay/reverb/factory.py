@@ -167,7 +167,7 @@ def check_address(address: str) -> None:
             "The address of a Reverb server",
             expected="host:port, for example localhost:8000",
             got=repr(address),
-            remedy="bin/reverb_server.py prints it when it serves.",
+            remedy="tfrl-reverb-server prints it when it serves.",
         )
 
 
