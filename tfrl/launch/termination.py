@@ -27,11 +27,11 @@ _LOOK = 0.1  # seconds between two checks of the running call
 class Termination:
     """Records the signal that requested the end of the run.
 
-    Inside `deferred()` a signal only sets `requested`, so that the caller can save; a second signal,
-    a SIGTERM after at least `ONE_REQUEST`, ends the process at once. Outside of it the process ends with the signal's code. The process
-    also ends if one call of an environment lasts longer than `GRACE` after a signal: only the steps
-    after the last checkpoint are lost. Other calls, for example a save or a compiled function, have
-    no time limit.
+    Inside `deferred()` a signal only sets `requested`, so that the caller can save; a second
+    signal, a SIGTERM after at least `ONE_REQUEST`, ends the process at once. Outside of it the
+    process ends with the signal's code. The process also ends if one call of an environment lasts
+    longer than `GRACE` after a signal: only the steps after the last checkpoint are lost. Other
+    calls, for example a save or a compiled function, have no time limit.
 
     Attributes:
       last_saved: One sentence for the user about the last checkpoint.
