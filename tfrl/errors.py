@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 
 class UnavailableError(UserError):
-    """Another process of the run is lost, is late, or cannot be reached.
+    """Another process of the run, or its storage, is lost, is late, or cannot be reached.
 
     The exit code is 75 (`EX_TEMPFAIL` of sysexits.h): the same command may succeed later, so
     engines start it again. A process cannot distinguish a wrong address from one that restarts.

@@ -40,18 +40,19 @@ def test_a_training_goes_on_in_another_process(server):
 
 
 @pytest.mark.parametrize(
-    ("root", "changes", "message"),
+    ("root", "changes", "code", "message"),
     [
-        ("gs://nowhere/run", {}, "Create the bucket first"),
+        ("gs://nowhere/run", {}, 2, "Create the bucket first"),
         pytest.param(
             "gs://bucket/run2",
             {"https_proxy": "http://127.0.0.1:9"},
+            75,
             "storage gs://bucket/run2: expected reachable storage",
             marks=pytest.mark.slow,  # TensorFlow tries for long, tfrl for a minute
         ),
     ],
 )
-def test_what_cannot_be_reached_is_told_before_the_training(server, root, changes, message):
+def test_what_cannot_be_reached_is_told_before_the_training(server, root, changes, code, message):
     done = _run(server, "train", *arguments(root, 64), "--nocheck_env", **changes)
-    assert (done.returncode, "training for" in done.stdout) == (2, False), done.stdout
+    assert (done.returncode, "training for" in done.stdout) == (code, False), done.stdout
     assert message in done.stderr

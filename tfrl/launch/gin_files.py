@@ -201,6 +201,7 @@ def _statements(text: str, source: str) -> Iterator[Any]:
 
 def _syntax_error(text: str, source: str, error: Exception) -> UserError:
     detail, line, number = str(error.args[0]).split("\n")[0], text, 1
+    detail = detail.partition(": <ast.")[0]
     place = error.args[1] if len(error.args) > 1 else None
     if isinstance(place, tuple) and len(place) >= 4:
         number, line = place[1], place[3]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.storage import files
 
 # A single letter is a drive.
@@ -107,19 +107,23 @@ def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
         except tf.errors.NotFoundError as error:
             raise FileNotFoundError(f"nothing at {url}") from error
         except (tf.errors.OpError, OSError) as error:
-            full = "No space left on device" in str(error)
-            if type(error).__name__ not in _TRANSIENT or full or time.monotonic() + delay > end:
+            if not _is_transient(error) or time.monotonic() + delay > end:
                 raise failure(url, error) from error
         # Random delays, so that several machines retry at different times.
         time.sleep(delay * random.SystemRandom().uniform(0.5, 1.0))
         delay = min(2.0 * delay, _LONGEST_DELAY)
 
 
+def _is_transient(error: Exception) -> bool:
+    full = "No space left on device" in str(error)
+    return isinstance(error, TimeoutError) or (type(error).__name__ in _TRANSIENT and not full)
+
+
 def failure(url: str, error: Exception) -> UserError:
     """Returns the error for a store that cannot be used."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
     remedy = "Check its name and the network; the same command continues from the last checkpoint."
-    return UserError(
+    return (UnavailableError if _is_transient(error) else UserError)(
         f"storage {url}",
         expected="reachable storage with read and write access",
         got=files.reason(error),
