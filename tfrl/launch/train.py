@@ -69,8 +69,6 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
         values = values if seed is None else dataclasses.replace(values, seed=seed)
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
-        if values.root_dir and not values.gin_file:
-            app.say(f"No run to resume in {values.root_dir}: a new run of {DEFAULT_GIN_FILE}.")
         gin_files.read(files, values.gin_bindings)
     bindings = shared_flags.with_budget(files, values.gin_bindings)
     values = dataclasses.replace(values, gin_bindings=bindings)
