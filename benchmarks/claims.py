@@ -216,10 +216,10 @@ CLAIMS = (
             variant="300k steps, the paper's settings",
             bindings=(
                 "train.total_env_steps = 300_000",
-                "TD3.hidden = (400, 300)",
+                *networks,
                 "ModuleConfig.lr = 1e-3",
                 "OffPolicyWorkflow.batch_size = 100",
-                f"OffPolicyWorkflow.random_steps = {random_steps}",
+                "OffPolicyWorkflow.random_steps = 10_000",
             ),
             note="the target is the mean of the authors' ten raw curves at 300k steps, "
             "https://github.com/sfujim/TD3/tree/master/learning_curves; settings as in the paper, "
@@ -228,9 +228,20 @@ CLAIMS = (
             seeds=3,
             tested=False,
         )
-        for task, target, random_steps in (
-            ("half_cheetah", 7697, "10_000"),
-            ("hopper", 2410, "1_000"),
+        for task, target, networks in (
+            ("half_cheetah", 7697, ("TD3.hidden = (400, 300)",)),
+            (
+                "hopper",
+                2410,
+                (
+                    "TD3.actor_torso = @MLP()",
+                    "TD3.critic_torso = @MLP()",
+                    "MLP.hidden = (400, 300)",
+                    "MLP.activation = 'relu'",
+                    "MLP.kernel_init = 'lecun_uniform'",
+                    "MLP.kernel_scale = 0.57735",
+                ),
+            ),
         )
     ),
     Claim(
