@@ -129,7 +129,7 @@ def test_who_is_lost_is_told_at_once(tmp_path, kill, reconnect):
             wait_for_a_checkpoint(cluster, root)
             start = time.monotonic()
             left = kill(cluster, server)
-            assert {cluster.wait(i, 60.0) for i in left} == {2}, cluster.report()
+            assert {cluster.wait(i, 60.0) for i in left} == {75}, cluster.report()
             assert time.monotonic() - start < (15.0 if kill is kill_server else 30.0)
             (line,) = [x for x in cluster.err(0).splitlines() if x.startswith("Error")]
             name = f"Reverb server at localhost:{port}"

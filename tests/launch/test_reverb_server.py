@@ -201,7 +201,7 @@ def test_a_training_that_waits_for_a_server_in_vain(experiment, capsys, monkeypa
     args = ("--gin_file=tiny.gin", "--root_dir=run", "--gin_bindings=tiny_replay.timeout = 0.7")
     code, out, err = in_process(train.main, capsys, *args, f"--replay_server={address}")
     assert (code, out) == (
-        2,
+        75,
         f"Waiting up to 0.7 s for the replay server at {address}: connection refused.\n",
     )
     assert err.startswith(f"Error: Reverb server at {address}: expected a server that answers")
