@@ -223,13 +223,13 @@ CLAIMS = (
             ),
             note="the target is the mean of the authors' ten raw curves at 300k steps, "
             "https://github.com/sfujim/TD3/tree/master/learning_curves; settings as in the paper, "
-            "https://arxiv.org/abs/1802.09477, section 6.1, with which they were made",
+            f"https://arxiv.org/abs/1802.09477, section 6.1, with which they were made{but}",
             peer="TD3's authors",
             seeds=3,
             tested=False,
         )
-        for task, target, networks in (
-            ("half_cheetah", 7697, ("TD3.hidden = (400, 300)",)),
+        for task, target, networks, but in (
+            ("half_cheetah", 7697, ("TD3.hidden = (400, 300)",), ""),
             (
                 "hopper",
                 2410,
@@ -241,6 +241,7 @@ CLAIMS = (
                     "MLP.kernel_init = 'lecun_uniform'",
                     "MLP.kernel_scale = 0.57735",
                 ),
+                ", but for 10,000 random steps in place of 1,000, see below",
             ),
         )
     ),

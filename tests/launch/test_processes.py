@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -55,7 +54,7 @@ def until(paths, end):
 )
 def test_commands_get_one_signal_and_no_further_command_starts(tmp_path, number, group, code):
     paths = [tmp_path / name for name in ("a", "b", "c")]
-    command = [sys.executable, "-c", textwrap.dedent(PARENT), CHILD, *map(str, paths)]
+    command = [sys.executable, "-c", PARENT, CHILD, *map(str, paths)]
     with subprocess.Popen(command, process_group=0) as parent:
         until(paths[:2], "started")
         (os.killpg if group else os.kill)(parent.pid, number)

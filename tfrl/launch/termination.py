@@ -107,9 +107,8 @@ class Termination:
             for came in signals:
                 if came not in tuple(_NAMES):
                     continue  # another handler of the process takes this signal
-                if number and time.monotonic() - since < ONE_REQUEST:
-                    continue
-                if number and came == signal.SIGTERM:
+                again = number and time.monotonic() - since >= ONE_REQUEST
+                if again and came == signal.SIGTERM:
                     self._exit(came, "Stopped by a second SIGTERM.")
                     return
                 number, since = came, since if number else time.monotonic()

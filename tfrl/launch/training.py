@@ -436,8 +436,8 @@ class _Run:
         choices = workflow.compile_choices(state)
         if leads:
             self._write(old, configuration, choices)
-            ends_here = old is not None and self.done(state) is not None
-            if not (ends_here and self.folder.operative_config.is_file()):
+            # Where nothing is left to train, the configuration of the training stays.
+            if self.done(state) is None or not self.folder.operative_config.is_file():
                 self.folder.write_operative_config(gin_registry.operative_config())
         return state
 
