@@ -76,6 +76,7 @@ def on_policy(name):
 
 
 @pytest.mark.parametrize("name", [*OFF_POLICY, *ON_POLICY])
+@pytest.mark.variants(4)
 def test_it_is_the_same(name):
     run, *inputs = off_policy(name) if name in OFF_POLICY else on_policy(name)
     expected = struct.paths(run(*inputs))

@@ -122,6 +122,7 @@ class RatioTest(parameterized.TestCase):
     @parameterized.parameters(
         ("SAME_STEP", "gru"), ("SAME_STEP_CACHED", "lstm"), ("NEXT_STEP", "gru")
     )
+    @pytest.mark.variants(1)
     def test_at_first_every_ratio_is_one(self, autoreset, memory):
         env, agent, state = made(autoreset, memory)
         first, second = experience(env, agent, state, (13, LENGTH))
@@ -186,6 +187,7 @@ class RatioTest(parameterized.TestCase):
         self.assertLess(np.abs(ratios).max(), 1e-5)
 
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")
+    @pytest.mark.variants(1)
     def test_of_several_agents_that_end_apart(self, autoreset):
         env = finish(
             Two(num_envs=3),
@@ -221,6 +223,7 @@ class ValuesTest(parameterized.TestCase):
     @parameterized.parameters(
         ("SAME_STEP", True), ("SAME_STEP_CACHED", False), ("NEXT_STEP", False)
     )
+    @pytest.mark.variants(1)
     def test_values_are_those_of_an_episode_walked_through(self, autoreset, shared_torso):
         env, agent, state = made(autoreset, "lstm", num_envs=2, shared_torso=shared_torso)
         parts = experience(env, agent, state, (13, LENGTH))

@@ -190,6 +190,7 @@ class LearnerTest(parameterized.TestCase):
         cases.assert_goes_on_after_a_restore(self, made())
 
     @parameterized.parameters(TD3, DDPG)
+    @pytest.mark.variants(1)
     def test_it_finds_the_best_action(self, cls):
         # One step, reward -(a - best)^2 in units of half the range, best = 1 + x in [0, 2] of
         # an action in [-2, 6].

@@ -102,6 +102,7 @@ def test_a_random_episode_of_200_steps_agrees_with_gymnasium():
         assert truncated == (t == 199)
 
 
+@pytest.mark.slow
 def test_swinging_reaches_the_goal_and_ends_the_episode():
     env = tfrl.make_env("tf:MountainCar-v0", 3)
 

@@ -42,7 +42,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.variants(7)
+@pytest.mark.variants(4)
 def test_modes(name):
     optimizer = SEARCHES[name]
 

@@ -236,6 +236,7 @@ class TestVerify:
         )
         assert self.verify("rescaled", quantized=True)["max_error"] > 5e-4
 
+    @pytest.mark.slow
     def test_what_the_format_should_have_and_does_not(self, answers):
         self.verify("gru")
         for name in (

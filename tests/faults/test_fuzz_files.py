@@ -269,6 +269,7 @@ def manifest_case(tmp_path, learner_folder, example):
     examples()
 
 
+@pytest.mark.slow
 def test_values_of_a_learners_manifest(tmp_path, learner_folder):
     manifest_case(tmp_path, learner_folder, settings(FAST, max_examples=60))
 

@@ -35,6 +35,7 @@ def test_off_policy(tmp_path, kind):
     assert 9_000 <= outcome.summary["env_steps"] < 10_000
 
 
+@pytest.mark.slow
 def test_others_of_another_file_end_with_the_leaf_that_differs(tmp_path):
     """A real server; a learner whose network is another, and a collector whose rollouts are."""
     address = f"localhost:{free_ports(1)[0]}"

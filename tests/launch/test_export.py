@@ -110,6 +110,7 @@ def _theirs(folder):
     )
 
 
+@pytest.mark.slow
 def test_tflite_and_onnx_of_any_checkpoint(call, trained, tmp_path):
     folder = tmp_path / "tflite"
     flags = (f"--root_dir={trained}", "--noverify", f"--output_dir={folder}")

@@ -494,7 +494,7 @@ class ContinueTest(parameterized.TestCase):
         return learner
 
     @parameterized.parameters("state", "folder", "from_checkpoint", "clone")
-    @pytest.mark.variants(2)
+    @pytest.mark.variants(1)
     def test_after_add_remove_and_copy(self, way):
         learner = self.changed_midway()
         options = dict(optimizer_fn=adam, config=self.SCHEDULED)

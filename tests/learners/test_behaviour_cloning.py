@@ -1,5 +1,6 @@
 """Behaviour cloning through the Learner: supervised data in, a policy out."""
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -98,6 +99,7 @@ class BehaviourCloningTest(parameterized.TestCase):
         self.assertGreaterEqual(mean_return(expert, expert.init(KEY)), 475)
 
     @parameterized.parameters("module", "keras")
+    @pytest.mark.variants(1)
     def test_five_thousand_transitions_reach_a_held_out_loss_under_0_57(self, kind):
         keys = seeding.streams(KEY, ["train", "held_out"])
         train, held_out = transitions(keys["train"], 5000), transitions(keys["held_out"], 1000)

@@ -133,7 +133,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["of_many_kinds", "joint", pytest.param("keras", marks=pytest.mark.slow)]
+)
 def test_updates_are_the_same(name):
     make, batch, options = CASES[name]
     found = {}

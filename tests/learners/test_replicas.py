@@ -155,6 +155,7 @@ class MirroredTest(parameterized.TestCase):
         several.update_from_batch(batch)
         assert_equal(self, several, clone, atol=0)
 
+    @pytest.mark.slow
     def test_modules_come_and_go(self):
         batch = column([1.0, 2.0], [-3.0, 4.0], [0.5, -6.0], [7.0, 8.0])
         learners = [Learner({"a": Dot()}, strategy=s) for s in (None, mirrored(2))]
@@ -178,6 +179,7 @@ class MirroredTest(parameterized.TestCase):
         ):
             learner.update_from_batch({"x": np.ones([9], np.float32)}, minibatch_size=3)
 
+    @pytest.mark.slow
     def test_any_keras_optimizer(self):
         batch = {"x": np.ones([4, 2], np.float32), "y": np.ones([4], np.float32)}
         for make in (keras.optimizers.AdamW, keras.optimizers.legacy.RMSprop):

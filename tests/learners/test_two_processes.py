@@ -8,6 +8,8 @@ import pytest
 
 from tests.distribute import processes
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
     import json, sys, zlib
     from tfrl.distribute import make_strategy
@@ -184,7 +186,6 @@ def test_the_rows_are_uneven(found):
     assert sum(lengths[:2]) != sum(lengths[2:])
 
 
-@pytest.mark.slow
 def test_every_process_takes_as_many_steps_as_the_one_with_most_rows(tmp_path):
     # The other goes round its rows.
     (steps, digest), (others, other_digest) = run(UNEVEN, tmp_path)
@@ -192,7 +193,6 @@ def test_every_process_takes_as_many_steps_as_the_one_with_most_rows(tmp_path):
     assert digest == other_digest
 
 
-@pytest.mark.slow
 def test_modules_that_differ_are_named_in_every_process(tmp_path):
     first, second = run(MODULES, tmp_path)
     expected = "the batches of the processes: expected rows of the same modules in every "

@@ -6,6 +6,7 @@ from pathlib import Path
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -153,6 +154,7 @@ CASES = (
 
 class ItemsTest(parameterized.TestCase):
     @parameterized.named_parameters(*CASES)
+    @pytest.mark.variants(8)
     def test_items_of_all_autoreset_modes(self, num_envs, per_env, length, options):
         compared = Compared(num_envs, per_env, **options)
         for mode in oracle.MODES:

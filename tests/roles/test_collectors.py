@@ -115,6 +115,7 @@ def test_on_policy(synchronous):
 
 
 @pytest.mark.parametrize("lost", [parameters.TABLE, tables.ROLLOUTS])
+@pytest.mark.variants(1)
 def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, monkeypatch):
     """A restarted server may have lost the learner's request, or rollouts for it."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -167,6 +168,7 @@ class _TwoWorkers:
         return values
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_synchronous_learner_asks_again_though_the_chief_has_its_rollouts(
     monkeypatch,
 ):
@@ -390,6 +392,7 @@ def test_reports_wait_for_a_server_that_does_not_answer():
     assert calls == ["reports of episodes", "reports of heartbeats"]
 
 
+@pytest.mark.slow
 def test_collectors_wait_with_one_rollout_each():
     """What waits for the learner is by old parameters: one more is in the queue."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -411,6 +414,7 @@ def test_collectors_wait_with_one_rollout_each():
 
 
 @pytest.mark.parametrize("request_number", [0, 1])
+@pytest.mark.variants(1)
 def test_a_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(request_number, monkeypatch):
     monkeypatch.setattr(collector_lib, "_TELL_SECONDS", 0.5)
     server = ReverbServer(tables.make_tables(workflow(PPO), 2))
@@ -440,6 +444,7 @@ def test_an_agent_without_statistics():
 
 
 @pytest.mark.parametrize("part", [PPO, DQN])
+@pytest.mark.variants(1)
 def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monkeypatch):
     left = []  # so that pytest's own end is not bounded
     monkeypatch.setattr(connection, "leave_behind", lambda *things: left.extend(things))

@@ -41,6 +41,7 @@ def run(key, weight, mode):
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.variants(2)
 def test_they_are_the_same(autoreset):
     arguments = (KEY, tf.constant(2.0), autoreset)
     expected = run(*arguments)

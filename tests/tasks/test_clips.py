@@ -86,6 +86,7 @@ def test_clips_lie_within_one_trajectory(lengths, size, stride, seed):
     assert clip.termination[-1]
 
 
+@pytest.mark.slow
 def test_every_place_of_a_clip_is_equally_likely():
     # 5 samples have 3 places for clips of 3, 4 have 2, 2 have none.
     stored = [trajectory(5, episode=0), trajectory(2, episode=1), trajectory(4, episode=2)]
@@ -99,6 +100,7 @@ def test_every_place_of_a_clip_is_equally_likely():
     assert max(abs(n - 1000) for n in counts.values()) < 140
 
 
+@pytest.mark.slow
 def test_workers_are_drawn_in_proportion_to_their_samples():
     stored = [trajectory(10, 0), trajectory(20, 1), trajectory(10, 1, 1), trajectory(2, 2)]
     replay = MultiReplaySamples(stored, rng=rng())

@@ -180,6 +180,7 @@ def test_half_of_the_offspring_are_trained(options):
     assert any(np.any(a != b.numpy()) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_member_is_trained_as_an_actor_alone():
     """One member by hand: a fresh Adam that maximises the current first critic."""
     workflow = workflow_of(**CEM_RL)
@@ -321,6 +322,7 @@ class Failing(gymnasium.Wrapper):
         return self.env.step(action)
 
 
+@pytest.mark.slow
 def test_episodes_take_turns_on_the_host(tmp_path):
     task, options = "gymnasium:Pendulum-v1", {"num_envs": 2, "episodes_per_member": 2}
     workflow = workflow_of(task, **options)
@@ -369,6 +371,7 @@ def test_the_page_explains_settings_and_metrics(options):
     assert {n for n in rows[0] if n.split("/")[0] not in ("critic", "actor")} - counters <= named
 
 
+@pytest.mark.slow
 def test_agents_of_two_algorithms_learn_from_the_population():
     """Only the first one's actor meets the search."""
     rows, _ = after(

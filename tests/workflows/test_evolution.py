@@ -109,7 +109,7 @@ def test_members_start_alike_where_asked():
 
 @pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
 @pytest.mark.parametrize("parts, pop_size", [(2, 8), (2, 16), (4, 8)])
-@pytest.mark.variants(4)
+@pytest.mark.variants(2)
 def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts, pop_size):
     options = {"agent": agent, "obs_statistics": statistics, "common_random_numbers": parts == 4}
     options["pop_size"] = pop_size
@@ -121,6 +121,7 @@ def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, part
 
 
 @pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
+@pytest.mark.variants(1)
 def test_blocks_of_members_change_no_bit(agent, statistics, monkeypatch):
     options = {"agent": agent, "obs_statistics": statistics, "pop_size": 48}
     options = {**options, "episodes_per_member": 2, "limit": 10}

@@ -100,6 +100,7 @@ def check_the_first_iteration_at_each_multiple(tmp_path, env_id):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_videos_do_not_depend_on_the_calls(tmp_path):
     for calls in (1, 5):
         w = workflow(iterations_per_call=calls)

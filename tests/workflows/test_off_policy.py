@@ -132,7 +132,7 @@ class FillTest(parameterized.TestCase):
             flow.learn(state, total_env_steps=34, progress=False)
 
     @parameterized.parameters("eager", "graph")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_metrics_where_the_first_iterations_learn_nothing(self, mode):
         # Learner steps follow the env steps 14, 17, 20, ...: the first iteration has none.
         flow = workflow(

@@ -214,7 +214,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(found[0], found[1])
 
     @parameterized.parameters(False, True)
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_rows_that_are_no_steps(self, overlap):
         """The number of learner steps is unknown before the iteration."""
         env = HostEnv(Scripted((2, 3, 1, 5), "NEXT_STEP"), "NEXT_STEP")
@@ -234,7 +234,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
 
     @parameterized.parameters((True, True), (True, False), (False, False))
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_how_many_batches_are_held_at_once(self, all_of_them, by_python):
         """Small batches of an XLA iteration are read before it, large ones one by one.
 
@@ -256,7 +256,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(experience.batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))
 
     @parameterized.parameters("xla", "graph")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_weights_are_those_of_the_iteration(self, mode):
         """Batches are prefetched; their beta belongs to the env steps of their use."""
         flow = workflow(

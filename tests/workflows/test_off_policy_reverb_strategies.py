@@ -78,6 +78,7 @@ class MirroredTest(parameterized.TestCase):
             firsts |= {row.tobytes() for row in buffer.sample(None, 40).obs.numpy()}
         self.assertEqual(len(firsts), 40)  # all observations differ
 
+    @pytest.mark.slow
     def test_counts_and_one_device_and_two_learn_the_same_from_the_same_rows(self):
         """An update on the union of the replicas' batches is the update of the replicas."""
         plain = functools.partial(DQN, hidden=(8,))

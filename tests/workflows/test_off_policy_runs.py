@@ -45,7 +45,7 @@ class RunTest(parameterized.TestCase):
 
     # The second run learns during random actions, so the acting policy changes while it learns.
     @parameterized.parameters((PRIORITIZED, 20), (BUFFER, 10))
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_one_program_of_rollout_and_sample_changes_no_bit(self, replay, learning_starts):
         """Rollout, addition and sample as one XLA program, and as three graph stages."""
         found = []

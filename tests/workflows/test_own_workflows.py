@@ -146,6 +146,7 @@ class Plain(LearnerWorkflow):
 
 
 @pytest.mark.parametrize("suite", ["tf", "gymnasium"])
+@pytest.mark.variants(1)
 def test_a_workflow_over_a_learner_defines_two_methods(suite):
     assert LearnerWorkflow.__abstractmethods__ == {"iterate", "make_batch"}
     workflow = Plain(tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2), tfrl.A2C)
@@ -191,7 +192,7 @@ def test_an_override_is_known_by_its_function(env, monkeypatch):
 
 @pytest.mark.parametrize("cls", [OwnIterate, OwnPlay, OwnLearning])
 @pytest.mark.parametrize("suite", ["gymnasium", "tf"])
-@pytest.mark.variants(3)
+@pytest.mark.variants(2)
 def test_parts_of_an_iteration_may_be_replaced_everywhere(cls, suite):
     env = tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2)
     # On the device rollout, buffer and sample would be one XLA program.
@@ -238,6 +239,7 @@ def test_an_off_policy_iteration_is_called_from_python(env):
         tf.function(lambda: workflow.iterate(state, seeding.key(0))[0], autograph=False)()
 
 
+@pytest.mark.slow
 def test_a_restored_run_is_not_timed_again(env, tmp_path, monkeypatch):
     make = functools.partial(
         tfrl.OnPolicyWorkflow,

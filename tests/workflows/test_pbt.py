@@ -214,6 +214,7 @@ def off_policy(env_id="tf:Pendulum-v1", **options):
     return OffPolicyWorkflow(make_env(env_id, num_envs=1), **options)
 
 
+@pytest.mark.slow
 def test_members_may_learn_from_replay(tmp_path):
     entropy = Hyperparameter(path="extra/target_entropy", low=-2.0, high=0.0, scale="linear")
     single = off_policy(rollout_length=4, updates_per_step=0.4)  # 1 or 2 learner steps
@@ -266,6 +267,7 @@ def test_members_of_other_algorithms(agent, env_id):
     workflow.take_over(after, tf.zeros([3, 2]), tf.constant([1, 1]), seeding.key(0))
 
 
+@pytest.mark.slow
 def test_members_are_compiled_as_one_program_that_several_cores_run():
     workflow = pbt((LR,), 2, compile="xla", iterations_per_round=1)
     state = workflow.advance(workflow.setup(0), 1).state
@@ -316,6 +318,7 @@ def sac(**settings):
     return SAC(hidden=(4,), **specs("tf:Pendulum-v1"), **settings)
 
 
+@pytest.mark.slow
 def test_settings_of_sac_in_the_state_train_as_those_of_the_agent():
     one = sac(discount=0.9, tau=0.1, target_entropy=-0.5)
     flows = [off_policy(agent=agent) for agent in (one, one.replace(hyperparameters=SAC.in_state))]

@@ -75,6 +75,7 @@ class MirroredTest(parameterized.TestCase):
             for copy in copies[1:]:
                 np.testing.assert_array_equal(copies[0], copy, err_msg=v.name)
 
+    @pytest.mark.slow
     def test_a_run_goes_on_to_the_bit(self):
         flow = workflow(mirrored())
         state = self.check_counts(flow, flow.setup(0))

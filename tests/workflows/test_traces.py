@@ -94,7 +94,7 @@ def trained(workflow, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(3)
+@pytest.mark.variants(2)
 def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
     make = CASES[name]
     traces.forget_all()
@@ -122,7 +122,7 @@ def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ON_HOST)
-@pytest.mark.variants(1)
+@pytest.mark.slow
 def test_environments_on_the_host(name):
     def bits(seed):
         workflow = ON_HOST[name]()
@@ -159,7 +159,7 @@ def test_one_mirrored_replica_is_traced_for_its_own_variables():
 @pytest.mark.parametrize(
     ("name", "runs"), [("xla", 12), ("xla", 100), ("replay", 100), ("host", 100)]
 )
-@pytest.mark.variants(1)
+@pytest.mark.slow
 def test_many_runs_keep_the_memory(name, runs):
     """The smallest program of a workflow takes 8 MB, all its programs about 100."""
     for i in range(runs):

@@ -101,7 +101,7 @@ def assert_equal(a, b):
 
 class AgentTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)
-    @pytest.mark.variants(2)
+    @pytest.mark.variants(1)
     def test_specs_and_one_train(self, name):
         agent = made(name)
         self.assertIsInstance(agent, TFAgent)
@@ -134,6 +134,7 @@ class AgentTest(parameterized.TestCase):
         acting = {v.ref() for v in tf.nest.flatten(agent.learner.state)}
         self.assertTrue({v.ref() for v in agent.collect_policy.variables()} <= acting)
 
+    @pytest.mark.slow
     def test_checkpoint_goes_on_exactly(self):
         self.check_checkpoint("dqn")
 
@@ -181,6 +182,7 @@ class AgentTest(parameterized.TestCase):
 
 
 class OffPolicyTest(parameterized.TestCase):
+    @pytest.mark.slow
     def test_is_a_learner_step_on_n_step_transitions(self):
         name, agent = "td3", made("td3")
         n = logic(name).n_step

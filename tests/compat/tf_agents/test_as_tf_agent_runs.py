@@ -42,6 +42,7 @@ def logic(kind, env, **kwargs):
 
 
 class LearnerTest(Folder):
+    @pytest.mark.slow
     def test_off_policy_in_the_graph(self):
         env = tfrl.make_env("tf:CartPole-v1", 2, max_episode_steps=5)
         root, step = self.folder(), train_utils.create_train_step()

@@ -30,6 +30,7 @@ from tfrl.experiment.export_functions import policy_functions
 from tfrl.experiment.export_verify import AgentOracle, verify
 
 
+@pytest.mark.slow
 def test_policies_that_read_different_variables_have_a_checkpoint_each(tmp_path):
     """DQN's epsilon is read by the policy that explores alone."""
     agent = DQN(
@@ -55,6 +56,7 @@ def test_policies_that_read_different_variables_have_a_checkpoint_each(tmp_path)
         assert policy.get_train_step() == 6
 
 
+@pytest.mark.slow
 def test_what_tf_agents_reads_is_compared_with_the_policy(tmp_path, monkeypatch):
     in_process(monkeypatch)
     agent = DQN(obs_spec=tf.TensorSpec([3]), action_spec=specs.DiscreteSpec(3), hidden=(8,))
@@ -80,6 +82,7 @@ def test_draws_of_a_policy_with_memory_are_repeated(tmp_path, monkeypatch):
     assert {"explore/action", "explore/state_policy_hidden"} <= set(told["outputs"])
 
 
+@pytest.mark.slow
 def test_draws_that_follow_no_key_are_not_compared(tmp_path, monkeypatch):
     in_process(monkeypatch)
 
@@ -107,7 +110,7 @@ def recurrent_dqn():
 
 
 @pytest.mark.parametrize("name", ["ddpg", "recurrent_dqn"])
-@pytest.mark.variants(1)
+@pytest.mark.slow
 def test_agents_of_tf_agents_whose_memory_moves_only_as_they_explore(tmp_path, monkeypatch, name):
     """DDPG's noise, and the recurrent state of DQN's collect policy."""
     in_process(monkeypatch)

@@ -41,7 +41,7 @@ def time_step(obs, kind=1):
 
 class ActingTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "sac", "ddpg", "ppo")
-    @pytest.mark.variants(2)
+    @pytest.mark.variants(1)
     def test_the_same_in_eager_graph_and_xla(self, name):
         module = made(name)
         state, carry = module.init(KEY), module.initial_carry(64)
@@ -196,6 +196,7 @@ class ErrorsTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "train_sequence_length"):
             from_tf_agent(agent, obs_spec=VECTOR, action_spec=CHOICE, n_step=2)
 
+    @pytest.mark.slow
     def test_rows_without_boundaries(self):
         module = made("ppo")
         with self.assertRaisesRegex(UserError, "NEXT_STEP"):

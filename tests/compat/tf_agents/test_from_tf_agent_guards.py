@@ -91,6 +91,7 @@ class LendingTest(parameterized.TestCase):
                     self.fail("lent")
             self.assertTrue(all(v.handle is h for v, h in zip(mine, handles, strict=True)))
 
+    @pytest.mark.slow
     def test_two_threads_lend_one_after_the_other(self):
         module = made("dqn")
         mine = tf.nest.flatten(module.logic.variables.form)
@@ -166,6 +167,7 @@ class MaskTest(parameterized.TestCase):
             learners[1].update_from_batch(batch, shuffle=False)
         assert_same(values_of(learners[0].state), values_of(learners[1].state), 1e-4)
 
+    @pytest.mark.slow
     def test_masks_of_their_experience_are_refused(self):
         module = made("ppo")
         state = variables_of(module)

@@ -170,6 +170,7 @@ class SameTest(parameterized.TestCase):
         theirs = tf.nest.map_structure(tf.convert_to_tensor, module.logic.variables.form)
         assert_same(values_of(learner.state), values_of(theirs))
 
+    @pytest.mark.slow
     def test_a_network_with_a_memory_learns_from_sequences(self):
         agent = make_dqn(*agent_specs(), network=QRnnNetwork)
         agent.initialize()
@@ -247,6 +248,7 @@ class TargetTest(parameterized.TestCase):
         losses = [agent.loss(x, gamma=gamma).loss for x in (frames, mine)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
+    @pytest.mark.slow
     def test_importance_weights_and_td_errors(self):
         agent = make_dqn(*agent_specs())
         agent.initialize()
@@ -268,6 +270,7 @@ class TargetTest(parameterized.TestCase):
 
 
 class StateTest(parameterized.TestCase):
+    @pytest.mark.slow
     def test_fresh_states_follow_from_the_key(self):
         module = made("sac")
         one, same, other = (values_of(module.init(seeding.key(i))) for i in (1, 1, 2))

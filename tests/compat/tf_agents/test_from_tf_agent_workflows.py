@@ -102,7 +102,7 @@ class OffPolicyTest(parameterized.TestCase):
             np.testing.assert_allclose(x, found[1][path], atol=1e-4, err_msg=path)
 
     @parameterized.parameters(InGraphReplay, ReverbReplay)
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_gymnasium(self, kind):
         flow = workflow(
             "gymnasium:CartPole-v1",

@@ -156,6 +156,7 @@ class PlainTest(parameterized.TestCase, tf.test.TestCase):
             member = tf.nest.map_structure(lambda p, i=i: tf.Variable(p[i]), params)
             self.assertAllClose(ours.apply(member, x[i]), found[i], 1e-5, 1e-6)
 
+    @pytest.mark.slow
     def test_dropout_draws_from_the_key(self):
         ours = from_tf_agents_network(DropoutQ, OBS, CHOICE)
         params, x = ours.init(KEY), tf.ones([1, 4])

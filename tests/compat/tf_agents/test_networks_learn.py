@@ -85,6 +85,7 @@ def whole(kind, **more):
 
 class TestWholeNetworks:
     @pytest.mark.parametrize("kind", [TD3, DDPG])
+    @pytest.mark.slow
     def test_actions_are_those_of_the_actor_network(self, kind):
         agent = whole(kind)
         state = agent.init(KEY)
@@ -114,6 +115,7 @@ class TestWholeNetworks:
                 mine.assign(x[i])
             np.testing.assert_allclose(found[i], network((obs, unit))[0], rtol=1e-5)
 
+    @pytest.mark.slow
     def test_log_probabilities_are_those_of_the_unit_vector(self):
         agent = whole(SAC)
         state, obs = agent.init(KEY), seeding.normal(KEY, [20, 3])

@@ -225,6 +225,7 @@ class WrittenByTFAgentsTest(Served):
             assert taken == 4 or steps.termination[taken - 1] or steps.truncation[taken - 1]
         assert {0, 1, 6, 8} <= seen
 
+    @pytest.mark.slow
     def test_windows_over_the_ends_of_episodes(self):
         """`ReverbTrajectorySequenceObserver` cuts nowhere; steps behind an end are left out."""
         server, client = self.serve(4)

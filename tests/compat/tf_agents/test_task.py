@@ -89,6 +89,7 @@ def test_a_run_is_saved_restored_and_evaluated(tmp_path):
              {"num_samples": 5, "on_policy": True, "num_update_steps": 1}),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_others(factory, env, options, numbers):
     flow = TaskWorkflow(task=Task(config(**numbers), factory, env, **options), eval_episodes=1)
     metrics, state = flow.step(flow.setup(1))

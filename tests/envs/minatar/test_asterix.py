@@ -25,6 +25,7 @@ def hunt(t, games):
 
 
 @pytest.mark.parametrize("ramping", [False, True])
+@pytest.mark.variants(1)
 def test_random_play_equals_the_package(ramping):
     env = Asterix(num_envs=NUM_ENVS, difficulty_ramping=ramping)
     draws, starts = oracle.uniforms(0, env, 700)

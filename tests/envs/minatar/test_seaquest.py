@@ -67,6 +67,7 @@ def test_a_saviour_of_divers_equals_the_package(ramping):
     assert all((g.ramp_index > 0) == ramping for g in games)
 
 
+@pytest.mark.slow
 def test_the_last_level_equals_the_package():
     env = Seaquest(num_envs=NUM_ENVS)
     draws, starts = oracle.uniforms(4, env, 700)

@@ -12,6 +12,7 @@ SHOOTER = [0.05, 0.25, 0.05, 0.25, 0.05, 0.35]
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.variants(1)
 def test_random_play_equals_the_package(jit_compile):
     env = SpaceInvaders(num_envs=NUM_ENVS)
     draws, starts = oracle.uniforms(0, env, 600)

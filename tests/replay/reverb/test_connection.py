@@ -144,6 +144,7 @@ def test_somebody_else_listens(connect):
             connect(f"localhost:{other.getsockname()[1]}", timeout=1.0)
 
 
+@pytest.mark.slow
 def test_it_is_said_at_once_that_a_server_is_waited_for():
     port = free_port()
     address, lines = f"localhost:{port}", []
@@ -301,6 +302,7 @@ def test_a_server_that_does_not_come_back_in_time(server, connect):
     assert 0.8 < time.monotonic() - began < NOTICED
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_not_lost(connect):
     """As one that writes a checkpoint: its machine takes connections, and nobody answers."""
     port = free_port()

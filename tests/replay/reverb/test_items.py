@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -42,6 +43,7 @@ class ItemsTest(parameterized.TestCase):
         helpers.close_to(sorted(found.values(), key=helpers.first_obs), wanted)
 
     @parameterized.named_parameters(*CASES)
+    @pytest.mark.variants(4)
     def test_items_of_all_autoreset_modes(self, options):
         self.check_all_modes(options)
 
@@ -60,6 +62,7 @@ class ItemsTest(parameterized.TestCase):
         ("sequences", {"sequence_length": 4, "sequence_period": 2}),
         ("episodes", {"episode_length": 12}),
     )
+    @pytest.mark.variants(1)
     def test_large_sequences(self, options):
         """They are padded one by one."""
         with mock.patch.object(dataset, "_LARGE_BYTES", 0):

@@ -21,7 +21,7 @@ ITEMS = {
 
 @pytest.mark.parametrize("kind", ["fifo", "lifo"])
 @pytest.mark.parametrize("items", ITEMS)
-@pytest.mark.variants(6)
+@pytest.mark.variants(3)
 def test_items_that_are_given_once(kind, items):
     buffer = helpers.maker(num_envs=1, timeout=0.3, kind=kind, **ITEMS[items]).init()
     with contextlib.closing(buffer):
