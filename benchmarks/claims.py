@@ -150,7 +150,15 @@ CLAIMS = (
     ),
     Claim("ppo/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("ppo/gymnasium_acrobot.gin", -90, seeds=3),
-    Claim("ppo/gymnasium_pendulum.gin", -200, seeds=3),
+    Claim(
+        "ppo/gymnasium_pendulum.gin",
+        -200,
+        seeds=3,
+        note="some seeds keep a few starts from which the pendulum is not swung up: of seeds 3, 4 and "
+        "10 to 13 five ended between -157 and -165, one at -207; an older version had -173 "
+        "over seeds 0 to 2",
+        one_seed=-350,
+    ),
     Claim("a2c/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("a2c/gymnasium_acrobot.gin", -90, seeds=3),
     *(
@@ -268,8 +276,8 @@ CLAIMS = (
     Claim(
         "evolution/ars_tf_acrobot.gin",
         -82.884,
-        note="budget and figure of RL Baselines3 Zoo, see below; population, noise and common "
-        "random numbers were chosen by trials with other seeds",
+        note="budget and figure of RL Baselines3 Zoo, see below; schedules and common random "
+        "numbers were chosen by trials with other seeds",
         peer="RL Zoo",
         one_seed=-90,
     ),

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.evolution.problems import sphere
 from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.evolution import OpenES, log_utilities, ravel, standardized, unravel
+from tfrl.evolution import CMAES, GA, OpenES, log_utilities, ravel, standardized, unravel
 
 KEY = seeding.key(0)
 
@@ -69,6 +69,45 @@ def test_what_was_evaluated_may_come_from_outside():
     injected = tf.tensor_scatter_nd_update(population, [[3]], [best])
     moved = optimizer.tell(state, tf.constant([0.0, 1, 2, 3]), injected).params
     assert float(tf.reduce_sum((moved - same.params) * best)) > 0
+
+
+@pytest.mark.parametrize("optimizer", [OpenES(pop_size=4), CMAES(pop_size=4), GA(pop_size=4)])
+def test_candidates_that_are_not_finite_are_the_last(optimizer):
+    state = optimizer.init(tf.zeros([2]), KEY)
+    population, _ = optimizer.ask(state)
+    lost = tf.concat([population[:3], [[np.nan, np.inf]]], 0)
+    found = optimizer.tell(state, tf.constant([1.0, 2.0, 3.0, 9.0]), lost)
+    assert np.all(np.isfinite(found.params))
+    assert np.all(np.isfinite(optimizer.ask(found)[0]))
+    assert np.any(optimizer.ask(found)[0] != population)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda q: {"k": q["k"][:3], "b": q["b"][:3]}, r"b: expected float32 \[4, 2\], got .*3"),
+        (lambda q: {"k": q["k"]}, "the leaves of the parameters: b, k, got k"),
+        (lambda q: {**q, "b": tf.cast(q["b"], tf.float64)}, "b: expected dtype float32"),
+        (lambda q: {**q, "k": tf.transpose(q["k"], [0, 2, 1])}, r"k: expected .*\[4, 3, 2\]"),
+        (lambda q: tf.zeros([4, 8]), "the leaves of the parameters"),
+    ],
+)
+def test_candidates_of_another_form(change, message):
+    optimizer = OpenES(pop_size=4)
+    state = optimizer.init({"k": tf.zeros([3, 2]), "b": tf.zeros([2])}, KEY)
+    population, _ = optimizer.ask(state)
+    with pytest.raises(UserError, match=f"population of OpenES.*{message}"):
+        optimizer.tell(state, tf.zeros([4]), change(population))
+    with pytest.raises(UserError, match=r"params of OpenES: k: expected float32 \[3, 2\]"):
+        optimizer.pull(state, {"k": tf.zeros([2, 3]), "b": tf.zeros([2])}, 0.5)
+
+
+def test_a_fitness_of_another_type():
+    optimizer = OpenES(pop_size=4)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    found = optimizer.tell(state, tf.constant([4, 1, 3, 2], tf.int64))
+    same = optimizer.tell(state, tf.constant([4.0, 1.0, 3.0, 2.0]))
+    np.testing.assert_array_equal(found.params, same.params)
 
 
 def test_integers_are_no_parameters():

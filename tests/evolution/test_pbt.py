@@ -33,6 +33,10 @@ def test_truncation():
         np.testing.assert_array_equal(parents[others], others)
     assert len({tuple(Truncation()(FITNESS, key).numpy()) for key in keys()}) == 4
     np.testing.assert_array_equal(Truncation()(tf.constant([1.0]), keys()[0]), [0])
+    lost = tf.constant([-np.inf, -np.inf, 1.0, -np.inf])  # none of them is copied
+    for key in keys():
+        np.testing.assert_array_equal(Truncation(fraction=0.5)(lost, key)[2], 2)
+        assert set(Truncation(fraction=0.5)(lost, key).numpy()[[1, 3]]) == {2}
 
 
 def test_tournament():

@@ -197,6 +197,17 @@ def test_statistics_of_observations():
     assert float(state.agent_state.normalizer.count) == metrics["env_steps"]
 
 
+def test_a_fitness_of_the_wrong_shape_is_named():
+    class Mean(EvolutionWorkflow):
+        def fitness(self, played):
+            return tf.reduce_mean(played.totals.episode_returns)
+
+    env = make_env("tf:CartPole-v1", num_envs=2)
+    workflow = Mean(env, PolicyAgent, OpenES(pop_size=4), compile="graph", max_episode_steps=5)
+    with pytest.raises(UserError, match=r"fitness of OpenES.tell: expected float32 \[4\]"):
+        workflow.step(workflow.setup(0))
+
+
 def test_discounted_returns_and_objectives():
     plain, _ = after(workflow_of(limit=5), 1)
     assert plain["fitness_mean"] == 5.0

@@ -13,6 +13,7 @@ from tfrl.errors import UserError
 from tfrl.evolution import OpenES
 from tfrl.evolution.pbt import Hyperparameter, Perturb
 from tfrl.learners import ModuleConfig
+from tfrl.ops.schedules import LinearSchedule
 from tfrl.replay import InGraphReplay
 from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, PBTWorkflow
 
@@ -31,12 +32,12 @@ class TracedPPO(PPO):
         return super().loss(*args, **kwargs)
 
 
-def member(agent=TracedPPO, task="tf:CartPole-v1"):
+def member(agent=TracedPPO, task="tf:CartPole-v1", lr=1e-3):
     settings = {"hidden": (4,), "hyperparameters": ("clip", "discount")}
     return OnPolicyWorkflow(
         env=make_env(task, num_envs=4),
         agent=functools.partial(agent, normalize_obs=True, **settings),
-        learner_config=ModuleConfig(lr=1e-3, grad_clip=0.5),
+        learner_config=ModuleConfig(lr=lr, grad_clip=0.5),
         **{"rollout_length": 8, "num_epochs": 1, "num_minibatches": 2, "eval_episodes": 2},
         compile="graph",
     )
@@ -293,6 +294,14 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
         (lambda: pbt((Hyperparameter(path="count", low=0.1, high=1.0),)).setup(0), "a float32"),
         (lambda: pbt(LR), "sequence of Hyperparameter"),
         (lambda: pbt((LR, LR)), "own path"),
+        (
+            lambda: pbt((CLIP, Hyperparameter(path="clip", low=0.1, high=0.2))).setup(0),
+            "/clip, which 'extra/clip' sets too",
+        ),
+        (
+            lambda: pbt((LR,), workflow=member(lr=LinearSchedule(1e-2, 0.0, 100))).setup(0),
+            "learning_rate.*a number, got LinearSchedule.*ModuleConfig.lr",
+        ),
         (
             lambda: pbt((Hyperparameter(path="extra/discount", low=0.9, high=3.0),)).setup(0),
             "extra/discount.*high.*at most 1",

@@ -84,19 +84,25 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             candidate with non-finite fitness ranks last. If none is finite, the search stays as it
             was.
           population: The evaluated candidates, leaves `[P, ...]`, if they differ from the result of
-            `ask`, for example with injected candidates.
+            `ask`, for example with injected candidates. One with non-finite parameters ranks last.
 
         Raises:
-          UserError: For a fitness of another shape.
+          UserError: For a fitness or a population of another shape.
         """
         return self._told(state, fitness, population)
 
     def _told(self, state: EvoState, fitness: Any, population: Nest, **more: Any) -> EvoState:
         """`tell`, with further arguments for `learn`."""
-        fitness = self._checked(fitness)
-        candidates = (
-            self._candidates(state) if population is None else ravel(population, batch_dims=1)
-        )
+        fitness = self.checked_fitness(fitness)
+        if population is None:
+            candidates = self._candidates(state)
+        else:
+            candidates = self._vectors("population", population, state.params, [self.pop_size])
+            known = tf.reduce_all(tf.math.is_finite(candidates), axis=1, keepdims=True)
+            # Strategies multiply a lost candidate by a weight of 0 too.
+            candidates = tf.where(known, candidates, self.centre(state.search))
+            known = known if fitness.shape.rank == 2 else known[:, 0]
+            fitness = tf.where(known, fitness, -float("inf"))
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
         search = tf.cond(
             tf.reduce_any(tf.math.is_finite(fitness)),
@@ -120,7 +126,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
           share: A number or a float32 scalar, from 0 (no move) to 1 (all the way).
 
         Raises:
-          UserError: For a search without a mean.
+          UserError: For a search without a mean, or parameters of another shape.
         """
         mean = getattr(state.search, "mean", None)
         if mean is None:
@@ -130,7 +136,8 @@ class EvoOptimizer(struct.Struct, abc.ABC):
                 got="a population-based search",
                 remedy="Inject candidates with `tell(state, fitness, population)`.",
             )
-        search = state.search.replace(mean=mean + share * (ravel(params) - mean))
+        target = self._vectors("params", params, state.params, [])
+        search = state.search.replace(mean=mean + share * (target - mean))
         centre = unravel(self.centre(search), state.params)
         return state.replace(search=search, params=centre)
 
@@ -143,8 +150,40 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "ask")
         return self.sample(state.search, state.generation, key)
 
-    def _checked(self, fitness: Any) -> tf.Tensor:
-        fitness = tf.convert_to_tensor(fitness, tf.float32)
+    def _vectors(self, name: str, nest: Nest, like: Nest, batch: list[int]) -> tf.Tensor:
+        """Returns a nest like the parameters as vectors, float32 `[*batch, D]`."""
+        name = f"{name} of {type(self).__name__}"
+        wanted, given = struct.paths(like), struct.paths(nest)
+        if set(given) != set(wanted):
+            raise UserError(
+                name,
+                expected=f"the leaves of the parameters: {', '.join(wanted)}",
+                got=", ".join(given) or "none",
+                remedy="Pass what `ask` returns, with some of its rows replaced."
+                if batch
+                else "Pass a nest like one candidate.",
+            )
+        for path, leaf in given.items():
+            checks.dtype(f"{name}: {path}", leaf, tf.float32)
+            shape = [*batch, *wanted[path].shape]
+            if not leaf.shape.is_compatible_with(shape):
+                raise UserError(
+                    f"{name}: {path}",
+                    expected=f"float32 {shape}",
+                    got=f"shape {list(leaf.shape)}",
+                )
+        return ravel(nest, batch_dims=len(batch))
+
+    def checked_fitness(self, fitness: Any) -> tf.Tensor:
+        """Returns a fitness in float32, with -inf for candidates with non-finite fitness.
+
+        Args:
+          fitness: `[P]`, or `[P, num_objectives]` for several objectives.
+
+        Raises:
+          UserError: For another shape.
+        """
+        fitness = tf.cast(fitness, tf.float32)
         several = [self.num_objectives] if self.num_objectives > 1 else []
         wanted = [self.pop_size, *several]
         if not fitness.shape.is_compatible_with(wanted):

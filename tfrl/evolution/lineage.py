@@ -95,6 +95,7 @@ def plot_lineage(
             linewidths=0.8 + shades,
         )
         axis.add_collection(lines)
+        axis.plot(np.zeros(members), values_of[0], ".", color=(0.12, 0.35, 0.65))  # their start
         axis.autoscale()
         axis.set_ylabel(name)
         if log:

@@ -47,9 +47,8 @@ class Hyperparameter(struct.Struct):
             0 if self.scale == "log" else -math.inf,
             closed=self.scale != "log",
         )
-        checks.number(f"{name}: high", self.high, self.low, closed=False)
-        if self.scale == "one_minus":
-            checks.number(f"{name}: high", self.high, self.low, 1.0 - 1e-7)
+        most = 1.0 if self.scale == "one_minus" else math.inf
+        checks.number(f"{name}: high", self.high, self.low, most, closed=False, below=True)
 
     def coordinate(self, value: Any) -> tf.Tensor:
         """Returns values on the scale: log v, v, or log (1 - v)."""
@@ -97,7 +96,9 @@ class Truncation(struct.Struct):
         order = tf.argsort(fitness, direction="DESCENDING", stable=True)
         if not number:
             return tf.range(size)
-        chosen = tf.gather(order, seeding.randint(key, [number], 0, number))
+        healthy = tf.reduce_sum(tf.cast(fitness > -math.inf, tf.int32))  # not lost
+        best = seeding.randint(key, [number], 0, number) % tf.clip_by_value(healthy, 1, number)
+        chosen = tf.gather(order, best)
         return tf.tensor_scatter_nd_update(
             tf.range(size), order[size - number :, tf.newaxis], chosen
         )

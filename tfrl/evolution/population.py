@@ -246,5 +246,6 @@ def check_objectives(objectives: Sequence[str], names: Sequence[str]) -> None:
         "objectives",
         expected=f"names of rewards: {', '.join(names)}" if names else "() for one reward",
         got=repr(tuple(objectives)),
-        remedy="Use the environment's reward names as objectives.",
+        remedy="Use the environment's reward names as objectives; on the host also fields of info, "
+        "with make_env(info_fields=...).",
     )

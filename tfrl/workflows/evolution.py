@@ -350,12 +350,8 @@ class EvolutionWorkflow(Workflow):
           `{name: float32 scalar}`, and the state after the generation.
         """
         totals = played.totals
-        fitness = self.fitness(played)
-        first = fitness
-        if fitness.shape.rank == 2:  # a member with a non-finite objective is lost
-            known = tf.reduce_all(tf.math.is_finite(fitness), axis=1)
-            first = tf.where(known, fitness[:, 0], float("nan"))
-        metrics, index = fitness_metrics(first)
+        fitness = self.optimizer.checked_fitness(self.fitness(played))
+        metrics, index = fitness_metrics(fitness if fitness.shape.rank == 1 else fitness[:, 0])
         best = struct.take(population, index)
         # Passes the population that `ask` drew: `tell` would draw it again.
         descriptors = {"descriptors": self.descriptors(played)} if self._describes else {}

@@ -2,9 +2,10 @@
 
 import functools
 import importlib.util
+import numbers
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -156,7 +157,9 @@ class PBTWorkflow(Workflow):
         return state.replace(metrics=metrics)
 
     def _check_paths(self, members: State) -> None:
+        """Raises a UserError for a hyperparameter without leaves that are its own to set."""
         bounds: Mapping[str, Bound] = getattr(self.agent, "bounds", dict)()
+        set_by: dict[str, str] = {}
         for h in self.hyperparameters:
             for end in ("low", "high"):
                 bound = bounds.get(h.path.rpartition("/")[2], Bound())
@@ -178,6 +181,34 @@ class PBTWorkflow(Workflow):
                     "PPO(hyperparameters=('clip', 'discount')); for a setting that changes shapes, "
                     "such as layers or batch sizes, train one population per value.",
                 )
+            twice = [path for path in leaves if path in set_by]
+            if twice:
+                raise UserError(
+                    f"Hyperparameter {h.path!r}",
+                    expected="leaves of its own",
+                    got=f"{twice[0]}, which {set_by[twice[0]]!r} sets too",
+                    remedy="Remove one of the two.",
+                )
+            set_by.update(dict.fromkeys(leaves, h.path))
+            self._check_constant(h, leaves)
+
+    def _check_constant(self, h: Hyperparameter, leaves: Iterable[str]) -> None:
+        """Raises a UserError for a learning rate that a schedule sets in every learner step."""
+        config = getattr(self.workflow, "learner_config", None)
+        if config is None or not h.path.endswith("learning_rate"):
+            return
+        rates = config.lr if isinstance(config.lr, Mapping) else {"": config.lr}
+        parts = {part for path in leaves for part in path.split("/")}
+        scheduled = [
+            r for n, r in rates.items() if (not n or n in parts) and not isinstance(r, numbers.Real)
+        ]
+        if scheduled:
+            raise UserError(
+                f"Hyperparameter {h.path!r}",
+                expected="a learning rate of the members that is a number",
+                got=repr(scheduled[0]),
+                remedy="Set ModuleConfig.lr to a number: the population draws and changes it.",
+            )
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
         """Returns the leaves that a hyperparameter sets, by path."""
@@ -341,6 +372,11 @@ class PBTWorkflow(Workflow):
         return {"iterations": modes.get("members", modes["loop"])}
 
     # Looking at a run.
+
+    @property
+    def screen_metrics(self) -> tuple[str, ...]:
+        """The metrics that the progress line shows beside the best member's return."""
+        return ("fitness_mean", "fitness_std")
 
     def describe(self) -> str:
         """Returns a short description: number of members, and the workflow's."""
