@@ -172,13 +172,32 @@ def instance(name: str, value: Any, kinds: Any, expected: str, *, remedy: str = 
     """
     if isinstance(value, kinds):
         return value
-    raise UserError(name, expected=expected, got=type(value).__name__, remedy=remedy)
+    got = type(value).__name__
+    if isinstance(value, type):
+        got, remedy = f"the class {value.__name__}", remedy or "Pass an object of it."
+    raise UserError(name, expected=expected, got=got, remedy=remedy)
 
 
-def function(name: str, value: Any, expected: str, *, remedy: str = "") -> Any:
-    """Returns what can be called; `expected` is what the message calls it."""
-    if callable(value):
+def function(
+    name: str, value: Any, expected: str, *, classes: bool = True, remedy: str = ""
+) -> Any:
+    """Returns what can be called.
+
+    Args:
+      name: What the message calls it.
+      value: What was given.
+      expected: What the message calls it.
+      classes: Whether a class is such a function; False where its objects are.
+      remedy: What the message advises.
+
+    Raises:
+      UserError: For anything else.
+    """
+    is_class = isinstance(value, type)
+    if callable(value) and (classes or not is_class):
         return value
+    if is_class:
+        remedy = remedy or f"Pass an object of it: {value.__name__}()."
     raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
 
 

@@ -7,7 +7,19 @@ import tensorflow as tf
 from tests.evolution.problems import sphere
 from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.evolution import CMAES, GA, OpenES, log_utilities, ravel, standardized, unravel
+from tfrl.evolution import (
+    CMAES,
+    DE,
+    GA,
+    PSO,
+    NPointCrossover,
+    OpenES,
+    TruncationSelection,
+    log_utilities,
+    ravel,
+    standardized,
+    unravel,
+)
 
 KEY = seeding.key(0)
 
@@ -82,6 +94,12 @@ def test_candidates_that_are_not_finite_are_the_last(optimizer):
     assert np.any(optimizer.ask(found)[0] != population)
 
 
+@pytest.mark.parametrize("optimizer", [PSO(pop_size=4), DE(pop_size=4), OpenES(pop_size=4)])
+def test_a_first_generation_that_is_lost_leaves_the_start(optimizer):
+    state = optimizer.init(tf.zeros([2]), KEY)
+    np.testing.assert_array_equal(optimizer.tell(state, tf.fill([4], np.nan)).params, [0.0, 0.0])
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -108,6 +126,20 @@ def test_a_fitness_of_another_type():
     found = optimizer.tell(state, tf.constant([4, 1, 3, 2], tf.int64))
     same = optimizer.tell(state, tf.constant([4.0, 1.0, 3.0, 2.0]))
     np.testing.assert_array_equal(found.params, same.params)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: GA(pop_size=4, crossover=NPointCrossover), "GA.crossover.*NPointCrossover()"),
+        (lambda: GA(pop_size=4, selection=TruncationSelection), "GA.selection.*an object of it"),
+        (lambda: OpenES(pop_size=4, fitness_shaping_fn="ranks"), "fitness_shaping_fn.*'ranks'"),
+        (lambda: OpenES(pop_size=4, mirror_sampling="no"), "mirror_sampling"),
+    ],
+)
+def test_classes_and_names_are_no_operators(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
 
 
 def test_integers_are_no_parameters():

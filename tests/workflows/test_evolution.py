@@ -462,6 +462,7 @@ def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
         ({"group": "actor"}, r"group.*policy"),
         ({"episodes_per_member": 0}, r"episodes_per_member"),
         ({"discount": 2.0}, r"discount.*at most 1"),
+        ({"common_random_numbers": "no"}, r"common_random_numbers"),
         ({"max_episode_steps": 0}, r"max_episode_steps.*at least 1"),
         ({"objectives": "return"}, r"objectives.*sequence of names"),
         ({"outer_wrappers": [lambda env: RewardNormalize(env=env)]}, r"outer_wrappers.*moments"),
@@ -478,3 +479,5 @@ def test_wrong_use(options, message):
 def test_no_optimizer():
     with pytest.raises(UserError, match="a search of tfrl.evolution"):
         EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2))
+    with pytest.raises(UserError, match="got the class OpenES. Pass an object of it"):
+        EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2), optimizer=OpenES)

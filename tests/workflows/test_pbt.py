@@ -11,7 +11,7 @@ from tfrl import make_env, seeding, struct, traces
 from tfrl.agents import DQN, PPO, SAC, TD3
 from tfrl.errors import UserError
 from tfrl.evolution import OpenES
-from tfrl.evolution.pbt import Hyperparameter, Perturb
+from tfrl.evolution.pbt import Hyperparameter, Perturb, Truncation
 from tfrl.learners import ModuleConfig
 from tfrl.ops.schedules import LinearSchedule
 from tfrl.replay import InGraphReplay
@@ -285,6 +285,8 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
         (lambda: pbt(workflow=member(task="gymnasium:CartPole-v1")), "state stacks.*host"),
         (lambda: pbt(workflow=pbt()), "state stacks"),
         (lambda: pbt(workflow="ppo"), "workflow"),
+        (lambda: pbt(exploit=Truncation), "exploit.*Truncation()"),
+        (lambda: pbt(explore="perturb"), "explore.*'perturb'"),
         (lambda: pbt(fitness="return"), "fitness.*training"),
         (
             lambda: pbt((Hyperparameter(path="gae_lambda", low=0.1, high=1.0),)).setup(0),

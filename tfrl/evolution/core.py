@@ -98,21 +98,28 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             candidates = self._candidates(state)
         else:
             candidates = self._vectors("population", population, state.params, [self.pop_size])
-            known = tf.reduce_all(tf.math.is_finite(candidates), axis=1, keepdims=True)
+            # A sum is finite if all elements are, and needs no tensor of the population's size.
+            known = tf.math.is_finite(tf.reduce_sum(candidates, axis=1, keepdims=True))
             # Strategies multiply a lost candidate by a weight of 0 too.
-            candidates = tf.where(known, candidates, self.centre(state.search))
-            known = known if fitness.shape.rank == 2 else known[:, 0]
-            fitness = tf.where(known, fitness, -float("inf"))
+            candidates = tf.cond(
+                tf.reduce_all(known),
+                lambda: candidates,
+                lambda: tf.where(known, candidates, self.centre(state.search)),
+            )
+            fitness = tf.where(
+                known if fitness.shape.rank == 2 else known[:, 0], fitness, -float("inf")
+            )
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
+        any_known = tf.reduce_any(tf.math.is_finite(fitness))
         search = tf.cond(
-            tf.reduce_any(tf.math.is_finite(fitness)),
+            any_known,
             lambda: self.learn(state.search, candidates, fitness, state.generation, key, **more),
             lambda: state.search,
         )
+        # Before a known fitness the best of a population is none.
+        centre = tf.where(any_known, self.centre(search), ravel(state.params))
         return state.replace(
-            generation=state.generation + 1,
-            params=unravel(self.centre(search), state.params),
-            search=search,
+            generation=state.generation + 1, params=unravel(centre, state.params), search=search
         )
 
     def pull(self, state: EvoState, params: Nest, share: Any) -> EvoState:

@@ -147,6 +147,7 @@ class EvolutionWorkflow(Workflow):
         checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
         checks.strings("objectives", objectives)
         checks.boolean("record_obs", record_obs)
+        checks.boolean("common_random_numbers", common_random_numbers)
         check_rewards(env)
         self.optimizer: Any = optimizer
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}

@@ -107,8 +107,10 @@ class PBTWorkflow(Workflow):
         self.workflow = workflow
         self.hyperparameters = _checked(hyperparameters)
         self.num_members, self.iterations_per_round = num_members, iterations_per_round
-        self.exploit = exploit or Truncation()
-        self.explore = explore or Perturb()
+        self.exploit, self.explore = exploit or Truncation(), explore or Perturb()
+        for name, operator in (("exploit", self.exploit), ("explore", self.explore)):
+            expected = "an operator of tfrl.evolution.pbt, or a function"
+            checks.function(f"PBTWorkflow.{name}", operator, expected, classes=False)
         self.fitness_kind, self.max_rounds_recorded = fitness, max_rounds_recorded
         self.compile = compile
         self.agent, self.env, self.evaluator = workflow.agent, workflow.env, workflow.evaluator

@@ -52,7 +52,8 @@ class MAPElites(PopulationSearch):
         """Checks the settings."""
         super().__post_init__()
         checks.sizes("MAPElites.grid", self.grid)
-        checks.function("MAPElites.emitter", self.emitter, "an emitter such as IsoLineEmitter()")
+        emitter = "an emitter such as IsoLineEmitter()"
+        checks.function("MAPElites.emitter", self.emitter, emitter, classes=False)
         if len(self.descriptor_bounds) != len(self.grid):
             raise UserError(
                 "MAPElites.descriptor_bounds",

@@ -55,7 +55,8 @@ class GA(MatingSearch):
         """Checks the settings."""
         super().__post_init__()
         checks.at_least("GA.elites", self.elites, 0, maximum=self.pop_size - 1)
-        checks.function("GA.selection", self.selection, "an operator such as TournamentSelection()")
+        selection = "an operator such as TournamentSelection()"
+        checks.function("GA.selection", self.selection, selection, classes=False)
         checks.probability("GA.crossover_rate", self.crossover_rate)
         checks.probability("GA.mutation_rate", self.mutation_rate)
 

@@ -31,10 +31,11 @@ class MatingSearch(PopulationSearch):
         """Checks the settings."""
         super().__post_init__()
         name = type(self).__name__
-        checks.function(
-            f"{name}.crossover", self.crossover, "an operator such as UniformCrossover()"
+        crossover, mutation = (
+            f"an operator such as {n}()" for n in ("UniformCrossover", "GaussianMutation")
         )
-        checks.function(f"{name}.mutation", self.mutation, "an operator such as GaussianMutation()")
+        checks.function(f"{name}.crossover", self.crossover, crossover, classes=False)
+        checks.function(f"{name}.mutation", self.mutation, mutation, classes=False)
         if isinstance(self.mutation, PolynomialMutation) and self.bounds is None:
             raise UserError(
                 f"{name}.bounds",

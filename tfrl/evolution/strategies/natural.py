@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfrl import checks, struct
 from tfrl.evolution.fitness import FitnessShaping, log_utilities
 from tfrl.evolution.strategies.core import EvolutionStrategy
-from tfrl.evolution.strategies.settings import check_rate
+from tfrl.evolution.strategies.settings import check_rate, check_shaping
 from tfrl.ops.schedules import Schedule, make_schedule
 
 
@@ -33,6 +33,7 @@ class NaturalStrategy(EvolutionStrategy):
         name = type(self).__name__
         checks.positive(f"{name}.init_std", self.init_std)
         check_rate(f"{name}.lr_schedule", self.lr_schedule)
+        check_shaping(name, self.fitness_shaping_fn)
         if self.std_lr_schedule is not None:
             check_rate(f"{name}.std_lr_schedule", self.std_lr_schedule)
 

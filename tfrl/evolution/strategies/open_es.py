@@ -6,7 +6,13 @@ from tfrl import checks, struct
 from tfrl.evolution.fitness import FitnessShaping, centered_ranks
 from tfrl.evolution.strategies.core import EvolutionStrategy, directions
 from tfrl.evolution.strategies.recombination import combine
-from tfrl.evolution.strategies.settings import as_optimizer, check_mirrored, check_noise, check_rate
+from tfrl.evolution.strategies.settings import (
+    as_optimizer,
+    check_mirrored,
+    check_noise,
+    check_rate,
+    check_shaping,
+)
 from tfrl.learning.optimizers import Optimizer, Slots
 from tfrl.loading import loadable
 from tfrl.ops.schedules import Schedule, make_schedule
@@ -66,6 +72,8 @@ class OpenES(EvolutionStrategy):
         check_rate("OpenES.lr_schedule", self.lr_schedule)
         check_noise("OpenES.noise_std_schedule", self.noise_std_schedule)
         as_optimizer("OpenES.optimizer", self.optimizer)
+        check_shaping("OpenES", self.fitness_shaping_fn)
+        checks.boolean("OpenES.mirror_sampling", self.mirror_sampling)
         checks.known("OpenES.hyperparameters", self.hyperparameters, self._schedules)
         if self.mirror_sampling:
             check_mirrored("OpenES", self.pop_size, ", or mirror_sampling=False")

@@ -7,7 +7,12 @@ from tfrl.evolution.core import EvoState
 from tfrl.evolution.fitness import FitnessShaping, centered_ranks
 from tfrl.evolution.strategies.core import EvolutionStrategy, directions
 from tfrl.evolution.strategies.recombination import combine
-from tfrl.evolution.strategies.settings import as_optimizer, check_mirrored, check_rate
+from tfrl.evolution.strategies.settings import (
+    as_optimizer,
+    check_mirrored,
+    check_rate,
+    check_shaping,
+)
 from tfrl.evolution.strategies.spread import bounded_std
 from tfrl.learning.optimizers import Optimizer, Slots
 from tfrl.loading import loadable
@@ -64,6 +69,7 @@ class PGPE(EvolutionStrategy):
         check_rate("PGPE.std_lr_schedule", self.std_lr_schedule)
         checks.probability("PGPE.max_std_change", self.max_std_change)
         as_optimizer("PGPE.optimizer", self.optimizer)
+        check_shaping("PGPE", self.fitness_shaping_fn)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> PGPEState:
         """Begins at the mean, with equal sigmas and fresh slots."""

@@ -1,6 +1,7 @@
 """Settings of evolution strategies: their checks, and optimizers by name."""
 
 import math
+from typing import Any
 
 from tfrl import checks
 from tfrl.errors import UserError
@@ -19,6 +20,12 @@ def check_mirrored(name: str, pop_size: int, alternative: str = "") -> None:
     """Raises a UserError for an odd population of mirrored pairs."""
     why = "candidates are sampled in mirrored pairs"
     checks.even(f"{name}.pop_size", pop_size, why, alternative=alternative)
+
+
+def check_shaping(name: str, fitness_shaping_fn: Any) -> None:
+    """Raises a UserError for a shaping that is no function of the fitness."""
+    expected = "a function of the fitness, such as tfrl.evolution.centered_ranks"
+    checks.function(f"{name}.fitness_shaping_fn", fitness_shaping_fn, expected, classes=False)
 
 
 def check_rate(name: str, rate: float | Schedule) -> None:
