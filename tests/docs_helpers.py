@@ -6,8 +6,10 @@ import re
 from tests import forked
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Where no more than the answer is of interest, nothing is compiled by XLA.
+# Where no more than the answer is of interest, nothing is compiled by XLA or optimized by grappler.
 QUICK = """
+import tensorflow as tf
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 from tfrl import workflows
 for template in (workflows.OnPolicyWorkflow, workflows.OffPolicyWorkflow):
     template.__init__.__kwdefaults__["compile"] = "graph"

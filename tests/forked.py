@@ -118,7 +118,6 @@ def serve():
     assert tfrl.launch.training and tfrl.workflows
     assert keras.layers  # it is loaded when it is used
     conftest.record_op_stack_traces(False)
-    conftest.use_grappler(False)
     gc.collect()
     gc.freeze()  # a fork that ends would look through all that is imported: a second
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of the other threads"

@@ -153,7 +153,6 @@ def test_users_see_our_lines_only(first):
     assert progress[-1].startswith("env steps 100% 512/512")
 
 
-@pytest.mark.slow
 def test_a_terminal_gets_a_bar(straight):
     root, shown = straight
     assert "━" in shown
