@@ -90,7 +90,7 @@ ITEMS = [
     (
         "ES, EC, ERL and PBT workflows",
         "`EvolutionWorkflow`, `ERLWorkflow`, `PBTWorkflow`",
-        "sizes are totals over all replicas",
+        "sizes are totals; several replicas for `EvolutionWorkflow` only",
     ),
     ("`compute_centered_ranks`", "`ops.centered_ranks`", ""),
     ("`ExponentialScheduleSpec`", "`ops.schedules.ExponentialSchedule`", ""),
