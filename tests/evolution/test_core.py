@@ -77,6 +77,8 @@ def test_what_was_evaluated_may_come_from_outside():
     np.testing.assert_array_equal(
         same.params, optimizer.tell(state, tf.constant([0.0, 1, 2, 3])).params
     )
+    in_numpy = optimizer.tell(state, np.arange(4.0), population.numpy())
+    np.testing.assert_array_equal(same.params, in_numpy.params)
     best = tf.constant([10.0, -10.0])
     injected = tf.tensor_scatter_nd_update(population, [[3]], [best])
     moved = optimizer.tell(state, tf.constant([0.0, 1, 2, 3]), injected).params
@@ -131,7 +133,7 @@ def test_a_fitness_of_another_type():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: GA(pop_size=4, crossover=NPointCrossover), "GA.crossover.*NPointCrossover()"),
+        (lambda: GA(pop_size=4, crossover=NPointCrossover), r"GA.crossover.*NPointCrossover\(\)"),
         (lambda: GA(pop_size=4, selection=TruncationSelection), "GA.selection.*an object of it"),
         (lambda: OpenES(pop_size=4, fitness_shaping_fn="ranks"), "fitness_shaping_fn.*'ranks'"),
         (lambda: OpenES(pop_size=4, mirror_sampling="no"), "mirror_sampling"),

@@ -119,7 +119,8 @@ def test_cso_moves_towards_the_winner():
     [
         ({"low": 0.0, "high": 1.0}, "low.*above 0"),
         ({"low": 2.0, "high": 1.0}, "high"),
-        ({"low": 0.9, "high": 1.0, "scale": "one_minus"}, "high"),
+        ({"low": 0.9, "high": 1.0, "scale": "one_minus"}, "high.*below 1"),
+        ({"low": 0.9, "high": 1.0 - 1e-9, "scale": "one_minus"}, "high.*below 1"),
         ({"low": 0.1, "high": 1.0, "scale": "logarithmic"}, "scale"),
     ],
 )

@@ -285,7 +285,7 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
         (lambda: pbt(workflow=member(task="gymnasium:CartPole-v1")), "state stacks.*host"),
         (lambda: pbt(workflow=pbt()), "state stacks"),
         (lambda: pbt(workflow="ppo"), "workflow"),
-        (lambda: pbt(exploit=Truncation), "exploit.*Truncation()"),
+        (lambda: pbt(exploit=Truncation), r"exploit.*Truncation\(\)"),
         (lambda: pbt(explore="perturb"), "explore.*'perturb'"),
         (lambda: pbt(fitness="return"), "fitness.*training"),
         (

@@ -98,17 +98,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             candidates = self._candidates(state)
         else:
             candidates = self._vectors("population", population, state.params, [self.pop_size])
-            # A sum is finite if all elements are, and needs no tensor of the population's size.
-            known = tf.math.is_finite(tf.reduce_sum(candidates, axis=1, keepdims=True))
-            # Strategies multiply a lost candidate by a weight of 0 too.
-            candidates = tf.cond(
-                tf.reduce_all(known),
-                lambda: candidates,
-                lambda: tf.where(known, candidates, self.centre(state.search)),
-            )
-            fitness = tf.where(
-                known if fitness.shape.rank == 2 else known[:, 0], fitness, -float("inf")
-            )
+            candidates, fitness = self._without_lost(candidates, fitness, state)
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
         any_known = tf.reduce_any(tf.math.is_finite(fitness))
         search = tf.cond(
@@ -173,13 +163,30 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         for path, leaf in given.items():
             checks.dtype(f"{name}: {path}", leaf, tf.float32)
             shape = [*batch, *wanted[path].shape]
-            if not leaf.shape.is_compatible_with(shape):
+            if not tf.TensorShape(leaf.shape).is_compatible_with(shape):
                 raise UserError(
                     f"{name}: {path}",
                     expected=f"float32 {shape}",
                     got=f"shape {list(leaf.shape)}",
                 )
         return ravel(nest, batch_dims=len(batch))
+
+    def _without_lost(
+        self, candidates: tf.Tensor, fitness: tf.Tensor, state: EvoState
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Replaces candidates with non-finite parameters by the centre, with a fitness of -inf.
+
+        Strategies multiply a lost candidate by a weight of 0 too, which NaN would survive.
+        """
+        # A sum is finite if all elements are, and needs no tensor of the population's size.
+        known = tf.math.is_finite(tf.reduce_sum(candidates, axis=1, keepdims=True))
+        candidates = tf.cond(
+            tf.reduce_all(known),
+            lambda: candidates,
+            lambda: tf.where(known, candidates, self.centre(state.search)),
+        )
+        known = known if fitness.shape.rank == 2 else known[:, 0]
+        return candidates, tf.where(known, fitness, -float("inf"))
 
     def checked_fitness(self, fitness: Any) -> tf.Tensor:
         """Returns a fitness in float32, with -inf for candidates with non-finite fitness.

@@ -47,7 +47,8 @@ class Hyperparameter(struct.Struct):
             0 if self.scale == "log" else -math.inf,
             closed=self.scale != "log",
         )
-        most = 1.0 if self.scale == "one_minus" else math.inf
+        # Above, 1 - high is 0 in float32.
+        most = 1.0 - 1e-7 if self.scale == "one_minus" else math.inf
         checks.number(f"{name}: high", self.high, self.low, most, closed=False, below=True)
 
     def coordinate(self, value: Any) -> tf.Tensor:
