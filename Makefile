@@ -14,12 +14,10 @@ TEST_WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 # More arguments for pytest, for example: make test ARGS='-k gae'
 ARGS ?=
-# The fast tests run in parts, one after the other: TensorFlow keeps what it has compiled for the
+# The fast tests run in two parts, one after the other: TensorFlow keeps what it has compiled for the
 # life of a process.
-RUNS := tests/compat tests/launch tests/workflows
-SEARCHES := tests/evolution
-APART := $(RUNS) $(SEARCHES)
-PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
+RUNS := tests/compat tests/evolution tests/launch tests/workflows
+PARTS := "$(RUNS)" "tests $(RUNS:%=--ignore=%)"
 
 # Of the fast tests, those of what depends on TensorFlow's version, in a third of their time.
 CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py test_seeding.py \

@@ -408,6 +408,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
         ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniform"),
         ({"replay": functools.partial(BUFFER, capacity=3)}, r"replay.capacity.*4"),
         ({"batch_size": 0}, r"batch_size"),
+        ({"evaluator": "mine"}, r"evaluator.*Evaluator, or None, got 'mine'"),
         ({"updates_per_step": 0}, r"updates_per_step"),
     ],
 )

@@ -465,6 +465,8 @@ def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
         ({"common_random_numbers": "no"}, r"common_random_numbers"),
         ({"max_episode_steps": 0}, r"max_episode_steps.*at least 1"),
         ({"objectives": "return"}, r"objectives.*sequence of names"),
+        ({"evaluator": "mine"}, r"evaluator.*Evaluator, or None, got 'mine'"),
+        ({"eval_env": "tf:CartPole-v1"}, r"eval_env.*from tfrl.make_env"),
         ({"outer_wrappers": [lambda env: RewardNormalize(env=env)]}, r"outer_wrappers.*moments"),
     ],
 )
@@ -481,3 +483,8 @@ def test_no_optimizer():
         EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2))
     with pytest.raises(UserError, match="got the class OpenES. Pass an object of it"):
         EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2), optimizer=OpenES)
+
+
+def test_no_environment():
+    with pytest.raises(UserError, match="^env: expected environments from tfrl.make_env, got str"):
+        EvolutionWorkflow("tf:CartPole-v1", optimizer=OpenES(pop_size=4))

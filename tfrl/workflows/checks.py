@@ -370,7 +370,11 @@ def check_whole(**sizes: Any) -> None:
 
 
 def check_evaluator(evaluator: Any, eval_env: Any) -> None:
-    """Raises a UserError unless it is an Evaluator, and if `eval_env` is given beside it."""
+    """Raises a UserError unless at most one of them is given: an Evaluator, or environments."""
+    if eval_env is not None:
+        check_episodes("eval_env", eval_env)
+    if evaluator is None:
+        return
     if not isinstance(evaluator, Evaluator):
         raise UserError(
             "evaluator",

@@ -46,6 +46,7 @@ from tfrl.workflows.checks import (
     check_counts,
     check_ends,
     check_episodes,
+    check_evaluator,
     check_replay,
     check_room,
     make_agent,
@@ -188,6 +189,7 @@ class ERLWorkflow(Workflow):
         self.compile = check_compile(compile, STAGES)
         check_ends(check_episodes("env", env))
         check_rewards(env)
+        check_evaluator(evaluator, eval_env)
         agents = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
         self.modules = {m: make_agent(x, env) for m, x in agents.items()}
         self.agent = next(iter(self.modules.values()))

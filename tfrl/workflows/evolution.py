@@ -41,6 +41,7 @@ from tfrl.rollout.acting import policy_for
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
+from tfrl.workflows.checks import check_episodes, check_evaluator
 from tfrl.workflows.core import Workflow
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
@@ -148,7 +149,8 @@ class EvolutionWorkflow(Workflow):
         checks.strings("objectives", objectives)
         checks.boolean("record_obs", record_obs)
         checks.boolean("common_random_numbers", common_random_numbers)
-        check_rewards(env)
+        check_rewards(check_episodes("env", env))
+        check_evaluator(evaluator, eval_env)
         self.optimizer: Any = optimizer
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
         self.agent = agent if isinstance(agent, Agent) else agent(**specs)

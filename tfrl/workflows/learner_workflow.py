@@ -163,8 +163,8 @@ class LearnerWorkflow(Workflow):
             learner_config = learner_config.with_overrides({"optimizer": optimizer})
         self._check_agent(learner_config)
         self._evaluator = evaluator
+        check_evaluator(evaluator, eval_env)
         if evaluator is not None:
-            check_evaluator(evaluator, eval_env)
             eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # A multi-policy agent names its modules; any other agent is the learner's only module.
@@ -176,8 +176,7 @@ class LearnerWorkflow(Workflow):
         self.learner_config = learner_config or (ModuleConfig() if own else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)
-        played = check_episodes("eval_env", eval_env) if eval_env is not None else env
-        self.eval_env = with_task_rewards(played)
+        self.eval_env = with_task_rewards(env if eval_env is None else eval_env)
         if isinstance(env, HostEnv) and self.eval_env is env:
             self.eval_env = env.copy()  # an evaluation must not disturb the training's episodes
         check_ends(self.eval_env)
