@@ -26,6 +26,7 @@ def _run(server, binary, *flags, **changes):
     return forked.run(command, env=environment, timeout=launch_runs.IN_TIME)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_in_another_process(server):
     root = server.folder / "bucket/run"
     for steps in (64, 128):

@@ -73,6 +73,7 @@ class TestTraining:
         assert _train(bucket) == 0
         _is_like(bucket, whole, tmp_path)
 
+    @pytest.mark.slow
     def test_videos(self, bucket):
         assert _train(bucket, 128, "--video_interval=64") == 0
         names = remote.tree(f"{bucket}/videos")

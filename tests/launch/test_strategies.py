@@ -29,6 +29,7 @@ def fixture_mirrored(tmp_path_factory):
     return root, done
 
 
+@pytest.mark.slow
 def test_two_replicas_make_a_run_like_one(mirrored):
     root, done = mirrored
     assert "; mirrored, 2 replicas on CPU:0, CPU:1; folder " in done.stdout

@@ -250,6 +250,7 @@ class AcceptedTest(parameterized.TestCase):
 
 
 class EpisodesTest(parameterized.TestCase):
+    @pytest.mark.slow
     def test_held_modules_need_no_values(self):
         def both(agents):
             rng = np.random.default_rng(0)

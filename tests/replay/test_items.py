@@ -154,7 +154,7 @@ CASES = (
 
 class ItemsTest(parameterized.TestCase):
     @parameterized.named_parameters(*CASES)
-    @pytest.mark.variants(8)
+    @pytest.mark.variants(5)
     def test_items_of_all_autoreset_modes(self, num_envs, per_env, length, options):
         compared = Compared(num_envs, per_env, **options)
         for mode in oracle.MODES:

@@ -115,7 +115,7 @@ def test_on_policy(synchronous):
 
 
 @pytest.mark.parametrize("lost", [parameters.TABLE, tables.ROLLOUTS])
-@pytest.mark.variants(1)
+@pytest.mark.slow
 def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, monkeypatch):
     """A restarted server may have lost the learner's request, or rollouts for it."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -334,6 +334,7 @@ def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_block_of_transitions_counts_as_many_env_steps():
     uniform = [b for b in DQN if "kind" not in b and "alpha" not in b]
     job, learner = Job(uniform, 1), workflow(uniform)

@@ -252,6 +252,7 @@ def test_equal_workflows_share_their_traces():
     assert TRACED == []
 
 
+@pytest.mark.slow
 def test_several_agents_share_the_buffer():
     agents = {"calm": TD3, "bold": functools.partial(TD3, exploration_noise=0.5)}
     workflow = workflow_of(agent=agents, inject="extra")

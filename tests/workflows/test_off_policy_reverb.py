@@ -178,7 +178,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @parameterized.parameters(
         BUFFER, functools.partial(InGraphReplay, capacity=400, kind="prioritized", alpha=0.5)
     )
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
         """The same seed and a fixed policy give the same multiset of items."""
         from tfrl.replay.reverb.server import ReverbServer
@@ -225,7 +225,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["learner_steps"], rows[-1]["env_steps"] - start)
 
     @parameterized.parameters("xla", "graph")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_compiled_in_any_way(self, mode):
         flow = workflow(replay=PRIORITIZED, compile={"update": mode}, updates_per_step=0.5)
         self.addCleanup(flow.close)

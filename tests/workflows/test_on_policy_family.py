@@ -93,7 +93,7 @@ class MemoryTest(parameterized.TestCase):
                 )
 
     @parameterized.parameters("pad", "drop")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_sequences_that_fill_no_minibatch(self, remainder):
         flow = workflow(
             functools.partial(SMALL, memory="gru", sequence_length=8),

@@ -100,6 +100,7 @@ def test_who_takes_over_has_all_but_environments_keys_and_counters():
         assert np.all(at_end | (np.abs(moves - step) < 1e-3))
 
 
+@pytest.mark.slow
 def test_a_copy_has_its_parents_fitness_until_an_episode_of_its_own_has_ended():
     """Else the fitness of the weights that it has lost would have it replaced again and again."""
     # Episodes of 200 steps, of which a round has 48.
@@ -192,6 +193,7 @@ class OneIsKnownLater(PBTWorkflow):
         return tf.where(known, tf.constant([1.0, np.nan, 3.0]), np.nan)
 
 
+@pytest.mark.slow
 def test_who_takes_over_whom_where_fitness_is_not_known():
     workflow = OneIsKnownLater(member(), (LR,), 3, compile="graph", iterations_per_round=1)
     row, state = workflow.step(workflow.setup(0))

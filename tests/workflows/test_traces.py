@@ -94,7 +94,7 @@ def trained(workflow, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
     make = CASES[name]
     traces.forget_all()

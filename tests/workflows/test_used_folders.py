@@ -144,6 +144,7 @@ def test_a_state_restored_elsewhere_does_not_take_a_used_folder(w, used, tmp_pat
     assert rows_of(tmp_path / "new") == [128]
 
 
+@pytest.mark.slow
 def test_restore_goes_on_in_the_modes_that_were_saved(tmp_path):
     choices = {"loop": "graph", "rollout": "graph", "update": "xla", "evaluation": "graph"}
     first = workflow(choices)

@@ -203,6 +203,7 @@ class OffPolicyTest(parameterized.TestCase):
         for path in ours:
             np.testing.assert_allclose(theirs[path], ours[path], atol=1e-6, err_msg=path)
 
+    @pytest.mark.slow
     def test_windows_that_begin_with_a_boundary_do_not_count(self):
         batch = windows("dqn", 2)
         boundary = batch.step_type[:, 0] == LAST
@@ -226,6 +227,7 @@ class OffPolicyTest(parameterized.TestCase):
         kept = agent.train(batch, weights=tf.zeros([rows]))
         self.assertEqual(float(kept.loss), 0.0)
 
+    @pytest.mark.slow
     def test_statistics_are_those_of_first_steps(self):
         agent, batch = made("sac"), windows("sac", 2)
         trained(agent, batch, 2)
@@ -312,6 +314,7 @@ class OnPolicyTest(parameterized.TestCase):
             short = made("ppo", max_sequence_length=7)
             tf.function(short.train, input_signature=[spec], autograph=False)(batch)
 
+    @pytest.mark.slow
     def test_what_is_preprocessed(self):
         agent = made(
             "ppo", compute_value_and_advantage_in_train=False, update_normalizers_in_train=False

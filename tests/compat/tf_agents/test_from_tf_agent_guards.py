@@ -37,7 +37,7 @@ from tfrl.types import Sequences, Trajectory
 
 class FiniteTest(parameterized.TestCase):
     @parameterized.parameters(("dqn", "graph"), ("dqn", "xla"), ("sac", "graph"))
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_a_step_whose_loss_is_not_finite_is_undone(self, name, compile):
         self.check_undone(name, compile)
 
@@ -199,6 +199,7 @@ class SequenceTest(parameterized.TestCase):
             num_outer_dims=2,
         )
 
+    @pytest.mark.slow
     def test_cloning_learns_the_actions_that_were_taken(self):
         module = from_tf_agent(self.make_cloning, obs_spec=VECTOR, action_spec=CHOICE)
         valid = tf.constant([[True] * 5, [True, True, True, False, False]])
@@ -235,7 +236,7 @@ class SequenceTest(parameterized.TestCase):
 
 class EndTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla", "eager")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_reinforce_waits_for_an_end(self, compile):
         module = made("reinforce")
         learner = Learner(module)

@@ -309,6 +309,7 @@ class StateTest(parameterized.TestCase):
             learner.update_from_batch(batch, shuffle=False)
         assert_same(values_of(one.state), values_of(two.state), 0.0)
 
+    @pytest.mark.slow
     def test_a_clone_is_independent(self):
         learner = Learner(made("dqn"))
         learner.build(0)

@@ -51,6 +51,7 @@ def on_policy(agent, autoreset="NEXT_STEP", **options):
 
 
 class OffPolicyTest(parameterized.TestCase):
+    @pytest.mark.slow
     def test_a_run_is_a_value(self):
         self.check_run("tf:CartPole-v1", DQN)
 

@@ -2,6 +2,7 @@
 
 import hypothesis
 import numpy as np
+import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from hypothesis import strategies as st
@@ -132,6 +133,7 @@ def test_ours_to_theirs_and_back(sizes, seed, ends, obs, action, info, kind):
     kind=KIND,
 )
 @SETTINGS
+@pytest.mark.slow
 def test_theirs_to_ours_and_back(sizes, seed, ends, obs, action, info, discount, kind):
     length, num_envs = sizes
     rng = np.random.default_rng(seed)

@@ -114,6 +114,7 @@ class AtariTest(parameterized.TestCase):
         self.assertGreater(lost, 0)
         self.assertEqual(cut[0], 40 - lost)  # each new life begins with a no-op
 
+    @pytest.mark.slow
     def test_limits(self):
         for limit, steps in ((None, 27000), (-1, None), (9, 9)):
             for how in ("sync", "native"):
@@ -138,6 +139,7 @@ class AtariTest(parameterized.TestCase):
             self.assertEqual(picture.render(state).shape, (210, 160, 3))
             picture.close()
 
+    @pytest.mark.slow
     def test_seeds(self):
         for how in ("native", "sync"):
             with tfrl.make_env(BREAKOUT, num_envs=2, vectorization=how) as env:

@@ -43,7 +43,7 @@ class ItemsTest(parameterized.TestCase):
         helpers.close_to(sorted(found.values(), key=helpers.first_obs), wanted)
 
     @parameterized.named_parameters(*CASES)
-    @pytest.mark.variants(4)
+    @pytest.mark.variants(3)
     def test_items_of_all_autoreset_modes(self, options):
         self.check_all_modes(options)
 
