@@ -224,6 +224,18 @@ def bounds(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.broadcast_to(np.asarray(b, dtype), shape) for b in (low, high))  # type: ignore
 
 
+def clip(x: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns floats clipped to the bounds of their spec; other values are returned unchanged.
+
+    Args:
+      x: Values `[..., *spec.shape]`.
+      spec: One leaf.
+    """
+    low, high = bounds(spec)
+    unbounded = np.all(np.isinf(low)) and np.all(np.isinf(high))
+    return x if not spec.dtype.is_floating or unbounded else tf.clip_by_value(x, low, high)
+
+
 def shown(bound: np.ndarray) -> str:
     """Returns a bound as text, one number if all elements have it."""
     return str(np.unique(bound)[0]) if np.unique(bound).size == 1 else str(bound.tolist())

@@ -134,10 +134,14 @@ def test_mistakes():
         as_gymnasium(tfrl.make_env("tf:Catch", num_envs=2), vector=False)
     with pytest.raises(UserError, match="a bare CartPole"):
         as_gymnasium(tfrl.make_env("tf:CartPole-v1").unwrapped)
-    relay = as_gymnasium(tfrl.make_env("tf:Relay-v0"))
-    relay.reset(seed=0)
-    with pytest.raises(UserError, match="one reward for each of several agents"):
-        relay.step(relay.action_space.sample())
+    with pytest.raises(UserError, match="got several rewards per step"):
+        as_gymnasium(tfrl.make_env("tf:Relay-v0"))
+    three = as_gymnasium(tfrl.make_env("tf:Catch", num_envs=3, autoreset="DISABLED"))
+    three.reset()
+    with pytest.raises(
+        UserError, match=r"reset_mask.*bool of shape \[3\], got bool of shape \[2\]"
+    ):
+        three.reset(options={"reset_mask": np.array([True, False])})
     with pytest.raises(gymnasium.error.ResetNeeded):
         as_gymnasium(tfrl.make_env("tf:Catch")).step(0)
 

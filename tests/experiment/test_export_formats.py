@@ -204,6 +204,7 @@ class TestVerify:
 
         def played(form, folder, policy, observations, key=None):
             found = self.oracle.answers(observations, ("action", "explore", "distribution"))
+            found = export_verify._clipped(found, policy, ("action", "explore"))
             found = {name: x.copy() for name, x in found.items()}
             for name in (*policy.outputs, *policy.state):
                 found[f"single/{name}"] = found[f"action/{name}"][0, :1]

@@ -76,7 +76,12 @@ def test_gaussians_say_by_what_formula_actions_follow():
             low, high = np.array(about["low"]), np.array(about["high"])
             assert (low.tolist(), high.tolist()) == ([-2.0, 0.0], [2.0, 1.0])
             mode = (low + high) / 2 + (high - low) / 2 * np.tanh(mode)
+        else:
+            assert (mode[:, 1] < 0).any()
+            mode = np.clip(mode, [-2.0, 0.0], [2.0, 1.0])
         np.testing.assert_allclose(policy.functions["action"](obs)["action"], mode, atol=1e-6)
+        drawn = policy.functions["explore"](obs, tf.constant(0, tf.int64))["action"].numpy()
+        assert (drawn >= [-2.0, 0.0]).all() and (drawn <= [2.0, 1.0]).all()
 
 
 def test_nests_masks_and_bits():
@@ -168,7 +173,8 @@ def test_several_policies_are_one_export():
     own = agent.evaluate_actions(state, obs, KEY).action
     assert policy.outputs == ("action_judge", "action_left", "action_right")
     for name in obs:
-        np.testing.assert_allclose(found[f"action_{name}"], own[name], atol=1e-6)
+        wanted = specs.clip(own[name], agent.action_spec[name])
+        np.testing.assert_allclose(found[f"action_{name}"], wanted, atol=1e-6)
     parameters = policy.functions["distribution"](*given)
     assert sorted(parameters) == ["loc_judge", "logits_left", "logits_right", "scale_judge"]
     np.testing.assert_array_equal(np.argmax(parameters["logits_left"], -1), own["left"])

@@ -1,12 +1,14 @@
 """A training run from Python."""
 
 import json
+import pathlib
 
 import pytest
 
 import tfrl
 from tests.launch.launch_runs import TINY
 from tfrl.errors import UserError
+from tfrl.launch import gin_files
 
 FILE = "ppo/tf_cartpole.gin"
 BINDINGS = dict(text.split("=", 1) for text in TINY)
@@ -40,10 +42,24 @@ def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
     assert "going on at 64 of 128 env steps" in capsys.readouterr().out
     assert rates(root)[2:] == pytest.approx([2.5e-4, 1.25e-4])  # and over the larger one
     assert (root / "operative_config.gin").is_file()
+    stored = json.loads((root / "metadata.json").read_text())["configuration"]
+    assert stored["train.total_env_steps"] == stored["LinearSchedule.steps"] == "128"
+    again = {"PPO.entropy_coef": 0, "make_env.info_fields": [], "LinearSchedule.end": 0}
+    assert tfrl.train(root_dir=root, strategy="one_device", **again) == second  # equal values
+    with pytest.raises(UserError, match="PPO.entropy_coef = '0.1' .the run has"):
+        tfrl.train(root_dir=root, strategy="one_device", **{"PPO.entropy_coef": 0.1})
     with pytest.raises(UserError, match="if_exists=fail"):
         train(root, total_env_steps=128, if_exists="fail")
     with pytest.raises(UserError, match="if_exists: expected .*got .resum"):
         train(root, total_env_steps=128, if_exists="resum")
+
+
+def test_names_without_a_dot():
+    """Of a file that uses a macro and leaves it to others."""
+    assert gin_files.macro_names(gin_files.read(["ppo/base.gin"])) == {"env_id"}
+    file = pathlib.Path("ppo/base.gin")
+    with pytest.raises(UserError, match="No-v1"):
+        tfrl.train(file, "unused", env_id="tf:No-v1", strategy="one_device")
 
 
 @pytest.mark.parametrize(

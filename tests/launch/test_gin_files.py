@@ -498,6 +498,12 @@ def test_what_is_written_at_its_default_is_the_same():
     assert gin_registry.completed(before, now) != gin_registry.completed(now, before)
 
 
+def test_equal_values_are_written_alike():
+    before = {"A.a": "0.0", "A.b": "(1, 2)", "A.c": "True", "A.d": "@M()", "A.e": "{'x': 1.0}"}
+    now = {"A.a": "0", "A.b": "[1, 2]", "A.c": "1", "A.d": "@M()", "A.e": "{'x': 1}"}
+    assert gin_registry.as_written(now, before) == {**before, "A.c": "1"}
+
+
 @pytest.mark.parametrize(
     ("more", "bindings", "expected"),
     [

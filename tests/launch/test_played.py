@@ -129,6 +129,17 @@ def test_mistakes_of_loading(trained, tmp_path):
         saved.predict(np.zeros(3, np.float32))
 
 
+def test_a_saved_model_without_its_variables(trained, tmp_path):
+    folder = tmp_path / "policy"
+    shutil.copytree(trained / "policy", folder)
+    shutil.rmtree(folder / "variables")
+    with pytest.raises(UserError, match="expected a complete one: saved_model.pb and variables/"):
+        tfrl.load(folder)
+    for wrong in (None, 3):
+        with pytest.raises(UserError, match="expected the path of a folder, got"):
+            tfrl.load(wrong)
+
+
 def test_the_module_runs_the_binaries(capsys, monkeypatch):
     def told(*args):
         monkeypatch.setattr(sys, "argv", ["tfrl", *args])
@@ -191,8 +202,11 @@ def test_arguments_of_the_report_that_are_no_run(trained, tmp_path, capsys):
     assert reported(capsys, root, "--quiet")[:2] == (0, [])
     code, _, err = reported(capsys, root, tmp_path / "missing")
     assert code == 2 and f"got {tmp_path / 'missing'}, which does not exist" in err
-    code, _, err = reported(capsys, tmp_path / "empty")
+    code, lines, err = reported(capsys, tmp_path / "empty")
     assert code == 2 and "expected one run folder, or several to compare, got" in err
+    assert not lines
+    code, lines, err = reported(capsys, root, f"--comparison_dir={root / 'metrics.csv'}")
+    assert (code, lines) == (2, []) and "expected a folder, got the file" in err
 
 
 def test_a_comparison_without_rliable(trained, tmp_path, capsys, monkeypatch):

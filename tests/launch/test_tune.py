@@ -60,6 +60,7 @@ def test_a_space_in_python(tmp_path, monkeypatch):
         "def function(trial):\n"
         "    return {'PPO.clip': trial.suggest_float('c', 0.2, 0.3)}\n"
         "def nothing(trial):\n    return None\n"
+        "def failing(trial):\n    return {}['x']\n"
         "NUMBER = 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -70,6 +71,8 @@ def test_a_space_in_python(tmp_path, monkeypatch):
     assert chosen == {"PPO.clip": asked.params["c"]}
     with pytest.raises(UserError, match="a function of an optuna trial that returns"):
         ask(search_space.read("my_tfrl_spaces:nothing"))
+    with pytest.raises(UserError, match="my_tfrl_spaces:failing: expected .* got KeyError: 'x'"):
+        ask(search_space.read("my_tfrl_spaces:failing"))
     for name in ("my_tfrl_spaces:NUMBER", "my_tfrl_spaces:missing", "no_such_module:x", "a"):
         with pytest.raises(UserError, match=f"--space={name}"):
             search_space.read(name)
@@ -257,6 +260,15 @@ def test_a_trial_that_is_stopped_waits_for_who_gives_out_trials(tmp_path):
     for _ in range(2):
         assert [t.state.name for t in options.open().trials] == ["FAIL", "WAITING"]
         outcome.interrupted()  # of a second signal
+
+
+def test_trials_have_one_configuration(tmp_path):
+    made = Options(tmp_path).open()
+    study.check_configuration(made, tmp_path, {"env_id": "tf:CartPole-v1", "train.video": False})
+    again = Options(tmp_path).open()
+    study.check_configuration(again, tmp_path, {"env_id": "tf:CartPole-v1", "train.video": False})
+    with pytest.raises(UserError, match="env_id = tf:CartPole-v1, as .* got tf:Catch; .* train.vi"):
+        study.check_configuration(again, tmp_path, {"env_id": "tf:Catch"})
 
 
 def test_trials_whose_process_died_are_tried_again(tmp_path):

@@ -14,6 +14,7 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.envs.host_env import HostEnv
+from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.nest_packing import collector
 from tfrl.types import EnvState, Nest
@@ -56,6 +57,8 @@ def as_gymnasium(
             got=f"a bare {type(env).__name__}" if isinstance(env, Env) else f"{env!r:.60}",
             remedy="Create it with tfrl.make_env.",
         )
+    if isinstance(env.unwrapped, MultiAgentEnv):
+        raise _several_rewards()
     vector = env.num_envs > 1 if vector is None else vector
     if not vector and env.num_envs != 1:
         raise UserError(
@@ -105,7 +108,15 @@ class _Player:
                     got=f"{self.env!r}, which resets all rows together",
                     remedy="Create it with autoreset='SAME_STEP' or 'NEXT_STEP'.",
                 )
-            fresh = self._merge(tf.constant(rows), fresh, self.state)
+            mask = np.asarray(rows)
+            if mask.dtype != bool or mask.shape != (self.env.num_envs,):
+                raise UserError(
+                    "reset(options={'reset_mask': ...})",
+                    expected=f"bool of shape [{self.env.num_envs}]",
+                    got=f"{mask.dtype} of shape {list(mask.shape)}",
+                    remedy="Pass terminations | truncations.",
+                )
+            fresh = self._merge(tf.constant(mask), fresh, self.state)
         return self._kept(fresh)
 
     def step(self, action: Nest, *, single: bool = False) -> EnvState:
@@ -214,7 +225,7 @@ class GymnasiumEnv(gymnasium.Env):
         """Takes a step; an episode's last step returns the terminal observation."""
         state = self._player.step(action, single=True)
         if np.ndim(state.reward) != 1:
-            raise _several_agents()
+            raise _several_rewards()
         obs, info = self._told(state.info["final_obs"], state)
         ends = bool(state.termination[0]), bool(state.truncation[0])
         return obs, float(state.reward[0]), *ends, info
@@ -265,7 +276,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         """Takes a step in every environment."""
         state = self._player.step(actions)
         if np.ndim(state.reward) != 1:
-            raise _several_agents()
+            raise _several_rewards()
         info, ended = _info(state), state.termination | state.truncation
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
             final = np.full(self.num_envs, None, object)
@@ -298,10 +309,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         self._player.close()
 
 
-def _several_agents() -> UserError:
+def _several_rewards() -> UserError:
     return UserError(
         "as_gymnasium",
         expected="single-agent environments with one reward per step",
-        got="one reward for each of several agents",
+        got="several rewards per step, of agents or objectives",
         remedy="Pass a single-agent environment.",
     )

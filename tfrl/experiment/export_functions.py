@@ -20,7 +20,7 @@ KINDS = {
     "categorical": "action = start + i with probability softmax(logits)_i",
     "multi_categorical": "element k = start_k + i with probability softmax(logits_k)_i",
     "bernoulli": "element k = 1 with probability sigmoid(logits_k)",
-    "gaussian": "action ~ N(loc, scale^2), not clipped",
+    "gaussian": "action ~ N(loc, scale^2), clipped to its bounds",
     "tanh_gaussian": "action = (low + high) / 2 + (high - low) / 2 tanh(u), u ~ N(loc, scale^2)",
     "q_values": "the greedy action is start + argmax q_values; explore takes any valid one with "
     "probability epsilon",
@@ -124,7 +124,7 @@ def policy_functions(
 
     - `action(observation, [state])` acts greedily.
     - `explore(observation, [state], seed)` acts as in training; equal seeds, int64 scalars, give
-      equal draws.
+      equal draws. Both clip continuous actions to their bounds.
     - `distribution(observation, [state])` returns the parameters of the policy's distribution, see
       `KINDS`.
     - `initial_state(batch_size)` returns the state at an episode start, with memory.
@@ -295,7 +295,8 @@ class _Maker:
     def _acted(self, output: Any, carry: Any) -> dict[str, tf.Tensor]:
         self._check_carry(carry, output.carry)
         tf.nest.assert_same_structure(self._agent.action_spec, output.action)
-        result = dict(zip(self.action_names, tf.nest.flatten(output.action), strict=True))
+        action = tf.nest.map_structure(specs.clip, output.action, self._agent.action_spec)
+        result = dict(zip(self.action_names, tf.nest.flatten(action), strict=True))
         return {**result, **self._after(output.carry)}
 
     def _after(self, carry: Any) -> dict[str, tf.Tensor]:

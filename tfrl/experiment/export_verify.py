@@ -468,11 +468,12 @@ def verify(
         has = [name for name in has if name not in left_out]
         key = seeding.key(_KEY)
         own = oracle.answers(observations, has, lambda t: key)
-        own = _clipped(own, policy)
+        own = _clipped(own, policy, ("action",))  # TF-Agents' collect policies do not clip
         given = None if "explore" not in has else key
         theirs = client_answers(form, folder, policy, observations, given)
     else:
         own = oracle.answers(observations, tuple(policy.functions))
+        own = _clipped(own, policy, ("action", "explore"))
         theirs = client_answers(form, folder, policy, observations)
     result = compare(policy, own, theirs, has, quantized=quantized)
     if result.wrong:
@@ -499,11 +500,11 @@ def _without_key(folder: pathlib.Path, policy: PolicyFunctions) -> dict[str, str
     return {"explore": f"it draws by {', '.join(kinds)}, past its key"} if kinds else {}
 
 
-def _clipped(own: Answers, policy: PolicyFunctions) -> Answers:
-    """Clips actions to the bounds of their spec, like TF-Agents."""
+def _clipped(own: Answers, policy: PolicyFunctions, signatures: Sequence[str]) -> Answers:
+    """Clips the actions of functions to the bounds of their spec, like the exports."""
     result = dict(own)
     for path, spec in struct.paths(policy.action_spec).items():
-        if spec.dtype.is_floating:
-            name = f"action/{leaf_name(path, 'action')}"
-            result[name] = np.clip(own[name], *specs.bounds(spec)).astype(own[name].dtype)
+        for name in (f"{signature}/{leaf_name(path, 'action')}" for signature in signatures):
+            if spec.dtype.is_floating and name in own:
+                result[name] = np.clip(own[name], *specs.bounds(spec)).astype(own[name].dtype)
     return result

@@ -27,7 +27,15 @@ class SavedPolicy:
           seed: The seed of sampled actions.
         """
         self.path = folder
-        self._loaded = tf.saved_model.load(str(folder))
+        try:
+            self._loaded = tf.saved_model.load(str(folder))
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(
+                f"The SavedModel {folder}",
+                expected="a complete one: saved_model.pb and variables/",
+                got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                remedy="Copy the whole folder, or export it again.",
+            ) from error
         self._signatures = self._loaded.signatures
         if "action" not in self._signatures:
             raise UserError(

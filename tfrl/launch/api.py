@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ class StartOptions:
 
 
 def train(
-    gin_files: str | Sequence[str] | None = None,
+    gin_files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     root_dir: str | pathlib.Path | None = None,
     *,
     seed: int | None = None,
@@ -76,14 +77,15 @@ def train(
     from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import run_config, settings
-    from tfrl.launch.gin_files import budget_binding, read
+    from tfrl.launch.gin_files import budget_binding, macro_names, read
 
     started = time.monotonic()
     env_steps = bindings.pop("total_env_steps", None)
     if env_steps is not None:
         checks.at_least("total_env_steps", env_steps, 1)
-    files = [gin_files] if isinstance(gin_files, str) else list(gin_files or ())
-    macros = {b.key for b in read(files) if not b.parameter}
+    one = isinstance(gin_files, str | os.PathLike)
+    files = [str(f) for f in ([gin_files] if one else gin_files or ())]
+    macros = macro_names(read(files))
     lines = settings.binding_lines(
         {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}
     )

@@ -344,6 +344,13 @@ def read(
     return result
 
 
+def macro_names(bindings: Iterable[Binding]) -> set[str]:
+    """Returns the names of the macros that bindings define or use."""
+    bindings = list(bindings)
+    used = {x.name for b in bindings for x in leaves(b.value) if isinstance(x, Macro)}
+    return used | {b.key for b in bindings if not b.parameter}
+
+
 def budget_binding(files: Sequence[str], bindings: Sequence[str], env_steps: int) -> str:
     """Returns the binding of a budget: of its macro where only schedules share the macro.
 

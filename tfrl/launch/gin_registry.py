@@ -3,6 +3,7 @@
 gin-config is pinned to 0.5. Only this file uses gin's private names.
 """
 
+import ast
 import collections.abc
 import enum
 import inspect
@@ -436,6 +437,35 @@ def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[st
     return result
 
 
+def as_written(configuration: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Returns a configuration with equal values written as before: 0.0 for 0, () for [].
+
+    Args:
+      configuration: The result of `configuration`.
+      before: Another configuration; a name that is bound only there is `completed`.
+    """
+    return {
+        name: before[name] if name in before and _equal(value, before[name]) else value
+        for name, value in completed(configuration, before).items()
+    }
+
+
+def _equal(text: str, other: str) -> bool:
+    """Whether two values in gin's text are equal; a number has no type, a bool is none."""
+    try:
+        return _comparable(ast.literal_eval(text)) == _comparable(ast.literal_eval(other))
+    except (ValueError, SyntaxError):  # not literals: references
+        return text == other
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_comparable, value))
+    if isinstance(value, dict):
+        return {key: _comparable(x) for key, x in value.items()}
+    return str(value) if isinstance(value, bool) else value
+
+
 def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Returns (name, value, default) of the bindings that differ from their default, as gin's text.
 
@@ -445,7 +475,7 @@ def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
     differences = []
     for name, value in sorted(configuration.items()):
         default = _default(name.rpartition("/")[2])
-        if value != default:
+        if default is None or not _equal(value, default):
             differences.append((name, value, "none" if default is None else default))
     return differences
 

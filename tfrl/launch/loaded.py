@@ -3,6 +3,7 @@
 This module defines no absl flags, so that a program with other flags can import it.
 """
 
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    folder: str | pathlib.Path,
+    folder: str | os.PathLike[str],
     checkpoint: str | int = "latest",
     *,
     bindings: Sequence[str] | Mapping[str, Any] = (),
@@ -44,6 +45,7 @@ def load(
     Raises:
       UserError: There is no policy, no such checkpoint, or the folder names code.
     """
+    checks.instance("folder of tfrl.load", folder, str | os.PathLike, "the path of a folder")
     root = pathlib.Path(folder).expanduser().absolute()
     if (root / "saved_model.pb").is_file():
         if checkpoint != "latest":

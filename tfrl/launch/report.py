@@ -25,23 +25,37 @@ flags.DEFINE_enum(
 
 def main(folders: list[str]) -> int:
     """Reports as the command line says; returns the exit code."""
+    target = pathlib.Path(flags.FLAGS.comparison_dir).expanduser().absolute()
+    if target.exists() and not target.is_dir():
+        raise UserError(
+            "--comparison_dir",
+            expected="a folder",
+            got=f"the file {target}",
+            remedy="Pass another path; it is created if missing.",
+        )
     runs: dict[pathlib.Path, pathlib.Path] = {}  # by resolved path: a folder counts once
+    skipped: list[pathlib.Path] = []
     for path in (pathlib.Path(folder).expanduser() for folder in folders):
         if not path.exists():
             raise UserError(
-                "tfrl-report", expected="folders that exist", got=f"{path}, which does not exist"
+                "tfrl-report",
+                expected="folders that exist",
+                got=f"{path}, which does not exist",
+                remedy="Check the path; a training writes its run folder to --root_dir.",
             )
         if (path / "metrics.jsonl").is_file():
             runs.setdefault(path.resolve(), path)
         else:
-            app.say(f"Skipped {path}: not a run folder, it has no metrics.jsonl.")
+            skipped.append(path)
     if not runs:
         raise UserError(
             "tfrl-report",
             expected="one run folder, or several to compare",
             got=", ".join(folders) or "none",
-            remedy="Write for example tfrl-report runs/ppo_tf_cartpole.",
+            remedy="Pass folders with metrics.jsonl, for example tfrl-report runs/ppo_tf_cartpole.",
         )
+    for path in skipped:
+        app.say(f"Skipped {path}: not a run folder, it has no metrics.jsonl.")
     # The import registers the configurables, whose defaults the report needs.
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import configurables, training  # noqa: F401
@@ -53,7 +67,7 @@ def main(folders: list[str]) -> int:
 
     page = comparison.write(
         list(runs.values()),
-        pathlib.Path(flags.FLAGS.comparison_dir).expanduser().absolute(),
+        target,
         against=flags.FLAGS.against,
         may_differ=training.MAY_CHANGE,
         log=app.say,

@@ -35,16 +35,20 @@ class SearchSpace:
         """Returns the bindings of an optuna trial, `{name: value}`.
 
         Raises:
-          UserError: A function returned something else.
+          UserError: A function failed, or returned something else.
         """
         if self.entries is not None:
             return {name: _suggest(trial, name, value) for name, value in self.entries.items()}
-        chosen = self.function(trial) if self.function is not None else None
+        try:
+            chosen = self.function(trial) if self.function is not None else None
+            got = repr(chosen)
+        except Exception as error:
+            chosen, got = None, f"{type(error).__name__}: {error}"
         if not isinstance(chosen, Mapping):
             raise UserError(
                 f"the search space {self.name}",
                 expected="a function of an optuna trial that returns {binding: value}",
-                got=repr(chosen),
+                got=got,
                 remedy="Return for example {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, "
                 "1e-2, log=True)}.",
             )

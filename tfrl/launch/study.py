@@ -6,10 +6,11 @@ import fcntl
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfrl import extras
+from tfrl.errors import UserError
 
 LOG = "study.log"
 _RETRIES = 3  # the most retries of a trial whose process died
@@ -85,6 +86,35 @@ class StudyOptions:
             ),
             "hyperband": lambda: optuna.pruners.HyperbandPruner(1, self.evaluations or "auto"),
         }[self.pruner]()
+
+
+def check_configuration(study: Any, root: pathlib.Path, bindings: Mapping[str, Any]) -> None:
+    """Records the configuration of a new study; an older one must have the same.
+
+    Args:
+      study: The optuna study.
+      root: The folder of the search.
+      bindings: The bindings that all trials share, `{name: value}`.
+
+    Raises:
+      UserError: The study's trials have another configuration.
+    """
+    given = {name: str(value) for name, value in bindings.items()}
+    before = study.user_attrs.get("configuration")
+    if before is None:
+        study.set_user_attr("configuration", given)
+        return
+    other = sorted(n for n in {*before, *given} if before.get(n) != given.get(n))
+    if other:
+        name = other[0]
+        raise UserError(
+            f"the search in {root}",
+            expected=f"{name} = {before.get(name, '(not bound)')}, as in its trials",
+            got=f"{given.get(name, '(not bound)')}"
+            + (f"; different too: {', '.join(other[1:4])}" if other[1:] else ""),
+            remedy="Pass the gin files, bindings and budget of its first start, or another "
+            "--root_dir.",
+        )
 
 
 @contextlib.contextmanager

@@ -371,7 +371,7 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
         before = gin_registry.completed(old["configuration"], configuration)
         folder.check_same_configuration(
             {"--seed": old["seed"], **before},
-            {"--seed": flags.seed, **gin_registry.completed(configuration, before)},
+            {"--seed": flags.seed, **gin_registry.as_written(configuration, before)},
             allowed={*MAY_CHANGE, *gin_registry.with_same_macro(BUDGET, is_schedule)},
         )
         multi_worker.check_replicas(folder, old, run.workflow)
@@ -435,16 +435,24 @@ class _Run:
             workflow.adopt(state, self.folder.checkpoints)
         choices = workflow.compile_choices(state)
         if leads:
-            self._write(old, configuration, choices)
             # Where nothing is left to train, the configuration of the training stays.
-            if self.done(state) is None or not self.folder.operative_config.is_file():
+            trains = self.done(state) is None
+            self._write(old, configuration, choices, trains)
+            if trains or not self.folder.operative_config.is_file():
                 self.folder.write_operative_config(gin_registry.operative_config())
         return state
 
     def _write(
-        self, old: dict[str, Any] | None, configuration: dict[str, str], choices: dict[str, str]
+        self,
+        old: dict[str, Any] | None,
+        configuration: dict[str, str],
+        choices: dict[str, str],
+        trains: bool,
     ) -> None:
-        """Writes the run's metadata, or logs how it differs from the run's first start."""
+        """Writes the run's metadata; later starts change its configuration only if they train.
+
+        Logs how a later start differs from the first.
+        """
         new = metadata_lib.collect(
             seed=self.flags.seed,
             compile_choices=choices,
@@ -455,6 +463,8 @@ class _Run:
         if old is None:
             self.folder.write_metadata(new)
         else:
+            if trains and old["configuration"] != new["configuration"]:
+                self.folder.write_metadata({**old, "configuration": new["configuration"]})
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
 

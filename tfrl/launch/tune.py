@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -75,12 +76,16 @@ def main() -> int:
         values = dataclasses.replace(values, gin_file=(DEFAULT_GIN_FILE,))
     bindings = shared_flags.with_budget(values.gin_file, values.gin_bindings)
     values = dataclasses.replace(values, gin_bindings=bindings)
-    options = _options(values)
+    bound = {b.key: b.value for b in gin_files.read(values.gin_file, values.gin_bindings)}
+    options = _options(values, bound)
     space = _space(values)
     options.trials_dir.mkdir(parents=True, exist_ok=True)
     if flags.FLAGS.one_trial:
         return trial.run(options, space, values)
     study = options.open()
+    studies.check_configuration(study, options.root, bound)
+    optuna = extras.require("optuna", "tune")
+    space.choose(optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask())
     codes: list[int] = []
 
     def search(call: processes.Call) -> None:
@@ -108,9 +113,8 @@ def main() -> int:
     return 0
 
 
-def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
+def _options(values: common_flags.CommonFlags, bound: Mapping[str, Any]) -> studies.StudyOptions:
     given = flags.FLAGS
-    bound = {b.key: b.value for b in gin_files.read(values.gin_file, values.gin_bindings)}
     interval: Any = bound.get("train.eval_interval")
     if given.pruner != "none" and interval is None:
         raise UserError(

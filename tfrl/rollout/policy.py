@@ -158,7 +158,10 @@ class StateReader:
             return self._fresh
         if self._fresh is None:
             raise UserError(
-                "state", expected="None for a policy without memory", got=type(state).__name__
+                "state",
+                expected="None for a policy without memory",
+                got=type(state).__name__,
+                remedy="Leave it out.",
             )
         values: list[Any] = []
         self._collect(state, values)
@@ -252,6 +255,7 @@ class ObsReader:
                     name,
                     expected="at least one observation",
                     got=f"a batch of shape {list(array.shape)}",
+                    remedy="Pass one observation or a batch of several.",
                 )
             else:
                 raise _wrong(name, f"{dtype} of shape {list(shape)}, or a batch", array)
@@ -275,7 +279,10 @@ def _array(name: str, dtype: np.dtype, leaf: Any) -> np.ndarray:
         array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
     except ValueError as error:  # lists of different lengths
         raise UserError(
-            name, expected="numbers, in lists of equal length", got=f"{leaf!r:.60}"
+            name,
+            expected="numbers, in lists of equal length",
+            got=f"{leaf!r:.60}",
+            remedy="Pass an array.",
         ) from error
     if array.dtype == dtype:
         return array
@@ -284,7 +291,12 @@ def _array(name: str, dtype: np.dtype, leaf: Any) -> np.ndarray:
         raise _wrong(name, f"{dtype}", array)
     cast = array.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise UserError(name, expected=f"values of {dtype}", got=f"{array.min()} to {array.max()}")
+        raise UserError(
+            name,
+            expected=f"values of {dtype}",
+            got=f"{array.min()} to {array.max()}",
+            remedy="Match the policy's obs_spec.",
+        )
     return cast
 
 
