@@ -463,7 +463,8 @@ class _Run:
         if old is None:
             self.folder.write_metadata(new)
         else:
-            if trains and old["configuration"] != new["configuration"]:
+            before = gin_registry.completed(old["configuration"], configuration)
+            if trains and before != gin_registry.as_written(configuration, before):
                 self.folder.write_metadata({**old, "configuration": new["configuration"]})
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
