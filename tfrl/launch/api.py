@@ -83,8 +83,8 @@ def train(
     env_steps = bindings.pop("total_env_steps", None)
     if env_steps is not None:
         checks.at_least("total_env_steps", env_steps, 1)
-    one = isinstance(gin_files, str | os.PathLike)
-    files = [str(f) for f in ([gin_files] if one else gin_files or ())]
+    several = [gin_files] if isinstance(gin_files, str | os.PathLike) else gin_files or ()
+    files = [str(file) for file in several]
     macros = macro_names(read(files))
     lines = settings.binding_lines(
         {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}
