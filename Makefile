@@ -19,11 +19,11 @@ ARGS ?=
 RUNS := tests/compat tests/evolution tests/launch tests/workflows
 PARTS := "$(RUNS)" "tests $(RUNS:%=--ignore=%)"
 
-# Of the fast tests, those of what depends on TensorFlow's version, in a quarter of their time.
+# Of the fast tests, those of what depends on TensorFlow's version.
 CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py test_seeding.py \
   test_specs.py test_struct.py test_extras.py stacks distributions storage learning \
-  $(addsuffix /test_modes.py,agents envs ops rollout) networks/test_keras_adapter.py \
-  replay/test_in_graph.py \
+  $(addsuffix /test_modes.py,agents envs ops rollout) rollout/test_numpy_program.py \
+  networks/test_keras_adapter.py networks/test_recurrent.py replay/test_in_graph.py \
   $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
   $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py) \
   $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py run_folder.py) \

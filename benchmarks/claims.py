@@ -150,7 +150,13 @@ CLAIMS = (
     ),
     Claim("ppo/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("ppo/gymnasium_acrobot.gin", -90, seeds=3),
-    Claim("ppo/gymnasium_pendulum.gin", -200, seeds=3),
+    Claim(
+        "ppo/gymnasium_pendulum.gin",
+        -200,
+        seeds=3,
+        note="of seeds 0 to 2, 10 to 16 and 20 to 24 one ends below -200; it keeps a few starts "
+        "from which the pendulum is not swung up",
+    ),
     Claim("a2c/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("a2c/gymnasium_acrobot.gin", -90, seeds=3),
     *(

@@ -242,6 +242,16 @@ class HelpersTest(parameterized.TestCase, tf.test.TestCase):
         a, b = specs.sample(spec, seeding.key(0))
         self.assertNotAllClose(a, b)
 
+    def test_floats_are_clipped_to_their_bounds(self):
+        for dtype in (tf.float32, tf.float64, tf.float16):
+            spec = specs.BoundedTensorSpec([3], dtype, [1.0, -INF, -INF], [2.0, 1.0, INF])
+            x = tf.constant([[0.0, 5.0, 9.0], [np.nan, -5.0, -9.0]], dtype)
+            self.assertAllEqual(specs.clip(x, spec), [[1.0, 1.0, 9.0], [np.nan, -5.0, -9.0]])
+        x = tf.constant([7.0])
+        self.assertIs(specs.clip(x, tf.TensorSpec([])), x)
+        whole = tf.constant([7])
+        self.assertIs(specs.clip(whole, specs.DiscreteSpec(3, dtype=tf.int32)), whole)
+
     def test_env_spec(self):
         a = specs.EnvSpec(observation=tf.TensorSpec([2]), action=specs.DiscreteSpec(2))
         self.assertEqual(a, a.replace(action=specs.DiscreteSpec(2)))

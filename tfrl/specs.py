@@ -231,9 +231,11 @@ def clip(x: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
       x: Values `[..., *spec.shape]`.
       spec: One leaf.
     """
+    if not spec.dtype.is_floating:
+        return x
     low, high = bounds(spec)
     unbounded = np.all(np.isinf(low)) and np.all(np.isinf(high))
-    return x if not spec.dtype.is_floating or unbounded else tf.clip_by_value(x, low, high)
+    return x if unbounded else tf.clip_by_value(x, low, high)
 
 
 def shown(bound: np.ndarray) -> str:

@@ -55,7 +55,7 @@ def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
 
 
 def test_names_without_a_dot():
-    """Of a file that uses a macro and leaves it to others."""
+    """A file may use a macro without defining it."""
     assert gin_files.macro_names(gin_files.read(["ppo/base.gin"])) == {"env_id"}
     file = pathlib.Path("ppo/base.gin")
     with pytest.raises(UserError, match="No-v1"):

@@ -502,6 +502,8 @@ def test_equal_values_are_written_alike():
     before = {"A.a": "0.0", "A.b": "(1, 2)", "A.c": "True", "A.d": "@M()", "A.e": "{'x': 1.0}"}
     now = {"A.a": "0", "A.b": "[1, 2]", "A.c": "1", "A.d": "@M()", "A.e": "{'x': 1}"}
     assert gin_registry.as_written(now, before) == {**before, "A.c": "1"}
+    assert not gin_registry.equal_texts("'True'", "True")
+    assert not gin_registry.equal_texts("{True: 1}", "{1: 1}")
 
 
 @pytest.mark.parametrize(

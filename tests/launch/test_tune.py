@@ -71,7 +71,7 @@ def test_a_space_in_python(tmp_path, monkeypatch):
     assert chosen == {"PPO.clip": asked.params["c"]}
     with pytest.raises(UserError, match="a function of an optuna trial that returns"):
         ask(search_space.read("my_tfrl_spaces:nothing"))
-    with pytest.raises(UserError, match="my_tfrl_spaces:failing: expected .* got KeyError: 'x'"):
+    with pytest.raises(UserError, match="failing: expected .* got KeyError: 'x' .*spaces.py:7"):
         ask(search_space.read("my_tfrl_spaces:failing"))
     for name in ("my_tfrl_spaces:NUMBER", "my_tfrl_spaces:missing", "no_such_module:x", "a"):
         with pytest.raises(UserError, match=f"--space={name}"):
@@ -263,12 +263,23 @@ def test_a_trial_that_is_stopped_waits_for_who_gives_out_trials(tmp_path):
 
 
 def test_trials_have_one_configuration(tmp_path):
-    made = Options(tmp_path).open()
-    study.check_configuration(made, tmp_path, {"env_id": "tf:CartPole-v1", "train.video": False})
-    again = Options(tmp_path).open()
-    study.check_configuration(again, tmp_path, {"env_id": "tf:CartPole-v1", "train.video": False})
-    with pytest.raises(UserError, match="env_id = tf:CartPole-v1, as .* got tf:Catch; .* train.vi"):
-        study.check_configuration(again, tmp_path, {"env_id": "tf:Catch"})
+    def check(*bindings, seed=3, file=CATCH):
+        made = Options(tmp_path).open()
+        study.check_configuration(made, tmp_path, study.configuration_of([file], bindings, seed))
+        return made
+
+    check("PPO.clp = 0.1")  # without a trial it is only recorded
+    made = check("PPO.clip = 0")
+    CLIP.choose(made.ask())
+    check("PPO.clip = 0.0")
+    with pytest.raises(UserError, match="PPO.clip = 0, as in its trials, got 0.1"):
+        check("PPO.clip = 0.1")
+    with pytest.raises(UserError, match="--seed = 3, as in its trials, got 4"):
+        check("PPO.clip = 0", seed=4)
+    with pytest.raises(UserError, match="as in its trials, got .*; different too"):
+        check("PPO.clip = 0", file="ppo/tf_cartpole.gin")
+    with pytest.raises(UserError, match="steps = 100000, as .*, got 900; .*train.total_env"):
+        check("PPO.clip = 0", "total_steps = 900")
 
 
 def test_trials_whose_process_died_are_tried_again(tmp_path):

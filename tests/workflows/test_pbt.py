@@ -193,7 +193,6 @@ class OneIsKnownLater(PBTWorkflow):
         return tf.where(known, tf.constant([1.0, np.nan, 3.0]), np.nan)
 
 
-@pytest.mark.slow
 def test_who_takes_over_whom_where_fitness_is_not_known():
     workflow = OneIsKnownLater(member(), (LR,), 3, compile="graph", iterations_per_round=1)
     row, state = workflow.step(workflow.setup(0))

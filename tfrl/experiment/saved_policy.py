@@ -33,8 +33,8 @@ class SavedPolicy:
             raise UserError(
                 f"The SavedModel {folder}",
                 expected="a complete one: saved_model.pb and variables/",
-                got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                remedy="Copy the whole folder, or export it again.",
+                got=f"{type(error).__name__}: {error}".partition("\n")[0],
+                remedy="Copy the whole folder, or export it again with this TensorFlow.",
             ) from error
         self._signatures = self._loaded.signatures
         if "action" not in self._signatures:

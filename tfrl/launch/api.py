@@ -84,7 +84,7 @@ def train(
     if env_steps is not None:
         checks.at_least("total_env_steps", env_steps, 1)
     several = [gin_files] if isinstance(gin_files, str | os.PathLike) else gin_files or ()
-    files = [str(file) for file in several]
+    files = [os.fspath(file) for file in several]
     macros = macro_names(read(files))
     lines = settings.binding_lines(
         {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}

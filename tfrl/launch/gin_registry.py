@@ -445,16 +445,16 @@ def as_written(configuration: Mapping[str, str], before: Mapping[str, str]) -> d
       before: Another configuration; a name that is bound only there is `completed`.
     """
     return {
-        name: before[name] if name in before and _equal(value, before[name]) else value
+        name: before[name] if name in before and equal_texts(value, before[name]) else value
         for name, value in completed(configuration, before).items()
     }
 
 
-def _equal(text: str, other: str) -> bool:
-    """Whether two values in gin's text are equal; a number has no type, a bool is none."""
+def equal_texts(text: str, other: str) -> bool:
+    """Whether two values in gin's text are equal: 1 equals 1.0, but True does not equal 1."""
     try:
         return _comparable(ast.literal_eval(text)) == _comparable(ast.literal_eval(other))
-    except (ValueError, SyntaxError):  # not literals: references
+    except (ValueError, SyntaxError):  # references
         return text == other
 
 
@@ -462,8 +462,8 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_comparable, value))
     if isinstance(value, dict):
-        return {key: _comparable(x) for key, x in value.items()}
-    return str(value) if isinstance(value, bool) else value
+        return {_comparable(key): _comparable(x) for key, x in value.items()}
+    return (bool, value) if isinstance(value, bool) else value
 
 
 def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -475,7 +475,7 @@ def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
     differences = []
     for name, value in sorted(configuration.items()):
         default = _default(name.rpartition("/")[2])
-        if default is None or not _equal(value, default):
+        if default is None or not equal_texts(value, default):
             differences.append((name, value, "none" if default is None else default))
     return differences
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,18 +42,22 @@ class SearchSpace:
             return {name: _suggest(trial, name, value) for name, value in self.entries.items()}
         try:
             chosen = self.function(trial) if self.function is not None else None
-            got = repr(chosen)
         except Exception as error:
-            chosen, got = None, f"{type(error).__name__}: {error}"
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            got = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+            raise self._wrong(got) from error
         if not isinstance(chosen, Mapping):
-            raise UserError(
-                f"the search space {self.name}",
-                expected="a function of an optuna trial that returns {binding: value}",
-                got=got,
-                remedy="Return for example {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, "
-                "1e-2, log=True)}.",
-            )
+            raise self._wrong(repr(chosen))
         return dict(chosen)
+
+    def _wrong(self, got: str) -> UserError:
+        return UserError(
+            f"the search space {self.name}",
+            expected="a function of an optuna trial that returns {binding: value}",
+            got=got,
+            remedy="Return for example {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, 1e-2, "
+            "log=True)}.",
+        )
 
 
 def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> SearchSpace:

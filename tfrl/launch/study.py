@@ -6,11 +6,13 @@ import fcntl
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfrl import extras
 from tfrl.errors import UserError
+from tfrl.launch import gin_files
+from tfrl.launch.gin_registry import equal_texts
 
 LOG = "study.log"
 _RETRIES = 3  # the most retries of a trial whose process died
@@ -88,31 +90,57 @@ class StudyOptions:
         }[self.pruner]()
 
 
-def check_configuration(study: Any, root: pathlib.Path, bindings: Mapping[str, Any]) -> None:
-    """Records the configuration of a new study; an older one must have the same.
+def configuration_of(files: Sequence[str], bindings: Sequence[str], seed: int) -> dict[str, str]:
+    """Returns what all trials of a search share: `{name: gin's text of the value}`.
+
+    Args:
+      files: The gin files of the trials.
+      bindings: The bindings of the trials.
+      seed: The seed of the trials.
+    """
+    bound = {b.key: b.value for b in gin_files.read(files, bindings)}
+    macros = gin_files.macro_names(gin_files.read(files, bindings))
+
+    def text(value: Any) -> str:
+        if isinstance(value, gin_files.Macro) and value.name in bound:
+            return text(bound[value.name])
+        return f"@{value.scoped_name}" if isinstance(value, gin_files.Reference) else repr(value)
+
+    shared = {name: text(value) for name, value in bound.items() if name not in macros}
+    return {"--seed": str(seed), **shared}
+
+
+def check_configuration(study: Any, root: pathlib.Path, given: Mapping[str, str]) -> None:
+    """Checks that a study's trials have this configuration; records it before the first trial.
+
+    To be called while the study is `locked`.
 
     Args:
       study: The optuna study.
       root: The folder of the search.
-      bindings: The bindings that all trials share, `{name: value}`.
+      given: The result of `configuration_of`.
 
     Raises:
-      UserError: The study's trials have another configuration.
+      UserError: The trials have another configuration.
     """
-    given = {name: str(value) for name, value in bindings.items()}
     before = study.user_attrs.get("configuration")
-    if before is None:
-        study.set_user_attr("configuration", given)
+    if before is None or not (counted(study) or waiting(study)):
+        study.set_user_attr("configuration", dict(given))
         return
-    other = sorted(n for n in {*before, *given} if before.get(n) != given.get(n))
+    unbound = "not bound"
+    other = sorted(
+        name
+        for name in {*before, *given}
+        if not equal_texts(before.get(name, unbound), given.get(name, unbound))
+    )
     if other:
         name = other[0]
         raise UserError(
             f"the search in {root}",
-            expected=f"{name} = {before.get(name, '(not bound)')}, as in its trials",
-            got=f"{given.get(name, '(not bound)')}"
+            expected=f"{name} = {before.get(name, unbound)}, as in its trials",
+            got=given.get(name, unbound)
             + (f"; different too: {', '.join(other[1:4])}" if other[1:] else ""),
-            remedy="Pass the gin files, bindings and budget of its first start, or another "
+            remedy="Use the gin files, bindings, budget and seed of its first start, or another "
             "--root_dir.",
         )
 

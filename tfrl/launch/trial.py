@@ -53,6 +53,8 @@ def run(options: studies.StudyOptions, space: SearchSpace, values: common_flags.
         studies.requeue_dead(study, options.trials_dir)
         if not studies.waiting(study) and len(studies.counted(study)) >= options.trials:
             return NOTHING_LEFT
+        shared = studies.configuration_of(values.gin_file, values.gin_bindings, values.seed)
+        studies.check_configuration(study, options.root, shared)
         options.prepare(study)
         trial = study.ask()
         folder = options.trials_dir / studies.folder_of(trial)

@@ -83,9 +83,12 @@ def main() -> int:
     if flags.FLAGS.one_trial:
         return trial.run(options, space, values)
     study = options.open()
-    studies.check_configuration(study, options.root, bound)
     optuna = extras.require("optuna", "tune")
+    # A function that fails is reported before any trial starts.
     space.choose(optuna.create_study(sampler=optuna.samplers.RandomSampler(0)).ask())
+    shared = studies.configuration_of(values.gin_file, values.gin_bindings, values.seed)
+    with studies.locked(options.root):
+        studies.check_configuration(study, options.root, shared)
     codes: list[int] = []
 
     def search(call: processes.Call) -> None:

@@ -370,7 +370,7 @@ def check_whole(**sizes: Any) -> None:
 
 
 def check_evaluator(evaluator: Any, eval_env: Any) -> None:
-    """Raises a UserError unless at most one of them is given: an Evaluator, or environments."""
+    """Raises a UserError for wrong types, and if both are given; each may be None."""
     if eval_env is not None:
         check_episodes("eval_env", eval_env)
     if evaluator is None:

@@ -37,7 +37,7 @@ from tfrl.types import Sequences, Trajectory
 
 class FiniteTest(parameterized.TestCase):
     @parameterized.parameters(("dqn", "graph"), ("dqn", "xla"), ("sac", "graph"))
-    @pytest.mark.slow
+    @pytest.mark.variants(1)
     def test_a_step_whose_loss_is_not_finite_is_undone(self, name, compile):
         self.check_undone(name, compile)
 

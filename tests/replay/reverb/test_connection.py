@@ -323,7 +323,6 @@ def test_a_busy_server_is_not_lost(connect):
     "first",
     ["dataset", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sample", "flush"))],
 )
-@pytest.mark.slow
 def test_a_process_that_is_blocked_when_the_server_is_killed(first, record_property):
     port = free_port()
     with ended(serve(port)) as server, ended(block(f"localhost:{port}", first)) as client:
