@@ -98,8 +98,8 @@ def configuration_of(files: Sequence[str], bindings: Sequence[str], seed: int) -
       bindings: The bindings of the trials.
       seed: The seed of the trials.
     """
-    bound = {b.key: b.value for b in gin_files.read(files, bindings)}
-    macros = gin_files.macro_names(gin_files.read(files, bindings))
+    found = gin_files.read(files, bindings)
+    bound, macros = {b.key: b.value for b in found}, gin_files.macro_names(found)
 
     def text(value: Any) -> str:
         if isinstance(value, gin_files.Macro) and value.name in bound:

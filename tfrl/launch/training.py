@@ -437,22 +437,23 @@ class _Run:
         if leads:
             # Where nothing is left to train, the configuration of the training stays.
             trains = self.done(state) is None
-            self._write(old, configuration, choices, trains)
+            self._write(old, configuration, choices)
+            if old is not None and trains:
+                self._renew_configuration(old, configuration)
             if trains or not self.folder.operative_config.is_file():
                 self.folder.write_operative_config(gin_registry.operative_config())
         return state
 
-    def _write(
-        self,
-        old: dict[str, Any] | None,
-        configuration: dict[str, str],
-        choices: dict[str, str],
-        trains: bool,
-    ) -> None:
-        """Writes the run's metadata; later starts change its configuration only if they train.
+    def _renew_configuration(self, old: dict[str, Any], configuration: dict[str, str]) -> None:
+        """Stores what this start has changed of the configuration, such as a larger budget."""
+        before = gin_registry.completed(old["configuration"], configuration)
+        if before != gin_registry.as_written(configuration, before):
+            self.folder.write_metadata({**old, "configuration": configuration})
 
-        Logs how a later start differs from the first.
-        """
+    def _write(
+        self, old: dict[str, Any] | None, configuration: dict[str, str], choices: dict[str, str]
+    ) -> None:
+        """Writes the run's metadata, or logs how it differs from the run's first start."""
         new = metadata_lib.collect(
             seed=self.flags.seed,
             compile_choices=choices,
@@ -463,9 +464,6 @@ class _Run:
         if old is None:
             self.folder.write_metadata(new)
         else:
-            before = gin_registry.completed(old["configuration"], configuration)
-            if trains and before != gin_registry.as_written(configuration, before):
-                self.folder.write_metadata({**old, "configuration": new["configuration"]})
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
 

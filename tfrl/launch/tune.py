@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -76,8 +75,7 @@ def main() -> int:
         values = dataclasses.replace(values, gin_file=(DEFAULT_GIN_FILE,))
     bindings = shared_flags.with_budget(values.gin_file, values.gin_bindings)
     values = dataclasses.replace(values, gin_bindings=bindings)
-    bound = {b.key: b.value for b in gin_files.read(values.gin_file, values.gin_bindings)}
-    options = _options(values, bound)
+    options = _options(values)
     space = _space(values)
     options.trials_dir.mkdir(parents=True, exist_ok=True)
     if flags.FLAGS.one_trial:
@@ -116,8 +114,9 @@ def main() -> int:
     return 0
 
 
-def _options(values: common_flags.CommonFlags, bound: Mapping[str, Any]) -> studies.StudyOptions:
+def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
     given = flags.FLAGS
+    bound = {b.key: b.value for b in gin_files.read(values.gin_file, values.gin_bindings)}
     interval: Any = bound.get("train.eval_interval")
     if given.pruner != "none" and interval is None:
         raise UserError(
