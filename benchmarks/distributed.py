@@ -12,7 +12,8 @@ whose table has no limiter, alternating with a collector that does not write, an
 microseconds of collector and server per step. `frames`: MB/s of 84 x 84 x 4 frames, by wall time
 and by CPU time, written by a buffer, and by Reverb's client with the same items and chunks. `job`:
 env steps/s, updates/s, and CPU seconds by role per thousand env steps of whole jobs, between two
-rows of the learner's metrics; 0 collectors means the same gin file in one process. `capacity`: the
+rows of the learner's metrics; 0 collectors means the same gin file in one process. Collectors of an
+on-policy file share its environments, unless `--envs_per_collector` is set. `capacity`: the
 load of a server with many collectors of an on-policy gin file whose environments take
 `--step_seconds` per step. Threads simulate the collectors: they sleep, write rollouts, read
 parameters and report. `predicted_cpus` are the cores on the line through the first two numbers of
@@ -296,7 +297,9 @@ def _newest(root: pathlib.Path) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {"env_steps": 0, "learner_steps": 0}
 
 
-def job_case(gin_file: str, collectors: int, warm_up: int, seconds: float) -> dict[str, Any]:
+def job_case(
+    gin_file: str, collectors: int, envs: int | None, warm_up: int, seconds: float
+) -> dict[str, Any]:
     """Runs a job, with 0 collectors in one process; returns its rates after some env steps."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder, "run")
@@ -312,6 +315,8 @@ def job_case(gin_file: str, collectors: int, warm_up: int, seconds: float) -> di
         ]
         if collectors:
             command.append(f"--collectors={collectors}")
+        if envs is not None:
+            command.append(f"--gin_bindings=make_env.num_envs = {envs * max(collectors, 1)}")
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             while _newest(root)["env_steps"] < warm_up:
@@ -505,6 +510,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--gin_file", default="dqn/gymnasium_cartpole.gin")
     parser.add_argument("--collectors", default="0,1,2,4")
+    parser.add_argument("--envs_per_collector", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm_up", type=int, default=4_000)
@@ -526,7 +532,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             measure.emit(case="capacity", gin_file=options.gin_file, **row, **_predicted(rows))
     else:
         for count in map(int, options.collectors.split(",")):
-            found = job_case(options.gin_file, count, options.warm_up, options.seconds)
+            envs = options.envs_per_collector
+            found = job_case(options.gin_file, count, envs, options.warm_up, options.seconds)
             measure.emit(case="job", gin_file=options.gin_file, **found)
 
 

@@ -22,7 +22,7 @@ that does not learn.
 
 With `--pbt` a round is 4 iterations of each member, PPO on CartPole with 8 environments x 32 steps.
 `seconds_per_member` should fall with the number of members; `cost_beside_loop` is the time of a
-round divided by the time of one call per member.
+round divided by the time of one call per member. The shares are of a member's iteration.
 """
 
 import argparse
@@ -258,6 +258,48 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
     )
 
 
+def shares_of_iteration(env: Any, rounds: int) -> dict[str, float]:
+    """Shares of a member's iteration: environment (of random play), network, and update."""
+    import tensorflow as tf
+
+    import tfrl
+    from tfrl import seeding
+    from tfrl.agents import RandomAgent
+    from tfrl.rollout import rollout
+
+    number, length = 50, 32
+    modes = {"rollout": "xla", "update": "xla", "loop": "graph"}  # with clocks between the stages
+    workflow = tfrl.OnPolicyWorkflow(env, tfrl.PPO, rollout_length=length, compile=modes)
+    state = workflow.advance(workflow.setup(0), number).state
+    random = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
+    def plays() -> tf.Tensor:
+        def body(i: tf.Tensor, env_state: Any, total: tf.Tensor) -> Any:
+            key = seeding.fold_in(seeding.key(0), i)
+            played, env_state, _ = rollout(env, random, env_state, random.init(key), key, length)
+            return i + 1, env_state, total + tf.reduce_sum(played.obs)
+
+        start = (0, env.reset(seeding.key(0)), 0.0)
+        return tf.while_loop(lambda i, *_: i < number, body, start)[2]
+
+    plays()
+    found = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        plays().numpy()
+        environment = time.perf_counter() - begin
+        done = workflow.advance(state, number)
+        state, whole = done.state, done.seconds["rollout"] + done.seconds["update"]
+        found.append((environment / whole, done.seconds["update"] / whole))
+    environment, update = (statistics.median(x) for x in zip(*found, strict=True))
+    return {
+        "share_of_environment": environment,
+        "share_of_network": 1 - environment - update,
+        "share_of_gradient_steps": update,
+    }
+
+
 def measure_pbt(members: list[int], args: argparse.Namespace) -> None:
     """Rounds of population-based training by the number of members."""
     import tfrl
@@ -292,6 +334,8 @@ def measure_pbt(members: list[int], args: argparse.Namespace) -> None:
 
         return run
 
+    shares = shares_of_iteration(env, args.rounds)
+    measure.emit(benchmark="evolution", strategy="PBT, an iteration of one member", **shares)
     contestants = {str(n): rounds_of(n) for n in members}
     found = measure.alternate({**contestants, "looped": looped()}, args.rounds)
     for n in members:
@@ -299,6 +343,7 @@ def measure_pbt(members: list[int], args: argparse.Namespace) -> None:
         measure.emit(
             benchmark="evolution",
             pbt_members=n,
+            generations_per_second=1 / statistics.median(found[str(n)]),
             seconds_per_round=statistics.median(found[str(n)]),
             seconds_per_member=statistics.median(found[str(n)]) / n,
             cost_beside_loop=statistics.median(costs),

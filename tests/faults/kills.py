@@ -54,6 +54,7 @@ ERL = (
     "GA.pop_size=4",
     "TD3.hidden=(8,)",
 )
+PBT = (*TINY, "PBTWorkflow.num_members=2", "PBTWorkflow.iterations_per_round=4")
 HOST = ("env_id='gymnasium:Pendulum-v1'", "make_env.num_envs=2")
 
 
@@ -114,6 +115,7 @@ RUNS = {
         _flags("evolution/open_es_tf_pendulum.gin", 10_240, (*EVOLUTION, *HOST)), 10_240
     ),
     "erl": Run(_flags("erl/ga_td3_tf_pendulum.gin", 3_200, ERL), 3_200),
+    "pbt": Run(_flags("pbt/ppo_tf_cartpole.gin", 8_192, PBT), 8_192),
 }
 
 # Moments: what must be seen in the folder before the kill, which comes up to so many seconds later.

@@ -1,8 +1,15 @@
-"""Kills and stops processes of a distributed run at random moments, and looks how it ends.
+"""Hurts a distributed run at random moments, and looks how it ends.
 
-  python -m tests.faults.roles --times=20 --faults_per_run=4 --kinds=collect,learn
+  python -m tests.faults.roles --times=20 --faults_per_run=4 --kinds=collect,learn,stop:learn
 
-It prints a line of JSON for each run, which has several faults of one kind.
+It prints a line of JSON for each run, which has several faults of one kind:
+
+- a binary's name: its process is killed; with "stop:" before it, stopped for 30 seconds.
+- "launch": the launcher gets SIGTERM, and the same command comes again.
+- "variable-server": the server of parameters and reports is killed; needs an off-policy gin file.
+- "other-file": a collector of another network comes in, and must end with exit code 2.
+- "disk": the disk of the run folder is full until the run has ended, with exit code 2 and a
+  message; the same command comes again. It mounts a small disk, so it needs root.
 """
 
 import argparse
@@ -19,9 +26,11 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What is killed, by the binary; "stop:" stops it for `STOPPED_SECONDS` in its place.
 KINDS = ("collect", "reverb-server", "learn", "evaluate", "launch")
 STOPPED_SECONDS = 30.0
+# What another network is, by the agent of the gin file.
+OTHER_NETWORKS = {"impala": "Impala.hidden = (8,)", "dqn": "DQN.hidden = (8,)"}
+_DISK_MB = 64
 IMPALA = "impala/gymnasium_cartpole.gin"
 
 
@@ -60,17 +69,120 @@ def children(pid, binary=None):
     return found
 
 
-def launch_command(root, gin_file, bindings, *flags):
+def launch_command(root, gin_file, bindings, *flags, program="bin/launch.py"):
     """Returns the command of a distributed run with an evaluator."""
     return [
         sys.executable,
-        str(ROOT / "bin" / "launch.py"),
+        str(ROOT / program),
         f"--gin_file={gin_file}",
         f"--root_dir={root}",
         "--evaluators=1",
         *flags,
         *(f"--gin_bindings={binding}" for binding in bindings),
     ]
+
+
+class Run:
+    """A distributed run with an evaluator.
+
+    Attributes:
+      root: The run folder.
+      log: What its launchers have printed.
+      launcher: The process of the present one.
+    """
+
+    def __init__(self, kind, root, gin_file, bindings, flags, bound):
+        """Launches it; see `run`."""
+        self.kind, self.root, self.gin_file = kind, pathlib.Path(root), gin_file
+        self._bindings, self._flags = bindings, flags
+        self._deadline = time.monotonic() + bound
+        self._output = tempfile.TemporaryFile()
+        self.launch()
+
+    @property
+    def log(self):
+        """What was printed so far."""
+        return os.pread(self._output.fileno(), 2**24, 0).decode()
+
+    def launch(self):
+        """Launches it, or resumes it."""
+        own = self.kind == "variable-server"
+        program = "tests/faults/variable_server.py" if own else "bin/launch.py"
+        command = launch_command(
+            self.root, self.gin_file, self._bindings, *self._flags, program=program
+        )
+        self.launcher = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
+
+    def wait(self):
+        """Waits for the launcher's end; returns its exit code."""
+        return self.launcher.wait(timeout=max(self._deadline - time.monotonic(), 1.0))
+
+    def await_checkpoint(self):
+        """Waits for the learner's first checkpoint."""
+        while not list(self.root.glob("checkpoints/ckpt-*")):
+            if self.launcher.poll() is not None or time.monotonic() > self._deadline:
+                raise AssertionError(self.log)
+            time.sleep(0.05)
+
+    def ends_within(self, seconds):
+        """Whether the launcher ends within some seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.launcher.wait(timeout=seconds)
+            return True
+        return False
+
+    def hurt(self):
+        """Does to it what its kind says; returns whether there was something to hurt."""
+        verb, _, binary = self.kind.rpartition(":")
+        if self.kind == "launch":
+            self.launcher.send_signal(signal.SIGTERM)
+            assert self.wait() in (0, 143, -signal.SIGTERM), self.log
+            self.launch()
+            return True
+        if self.kind == "disk":
+            with full_disk(self.root):
+                assert self.wait() == 2, self.log
+            self.launch()
+            return True
+        if self.kind == "other-file":
+            return self._come_in()
+        binary = "reverb-server" if binary == "variable-server" else binary
+        victims = sorted(children(self.launcher.pid, binary))
+        if not victims:
+            return False
+        if verb == "stop":
+            os.kill(victims[-1], signal.SIGSTOP)
+            time.sleep(STOPPED_SECONDS)
+            with contextlib.suppress(ProcessLookupError):  # the launcher may have replaced it
+                os.kill(victims[-1], signal.SIGCONT)
+        else:
+            os.kill(victims[-1], signal.SIGKILL)
+        return True
+
+    def _come_in(self):
+        """Starts a collector of another network; returns whether the server was there for it."""
+        collectors = " ".join(children(self.launcher.pid, "collect").values())
+        address = next((w for w in collectors.split() if w.startswith("--replay_server=")), None)
+        command = [
+            *(sys.executable, "-m", "tfrl", "collect", f"--gin_file={self.gin_file}"),
+            *(address, "--task_id=0", "--num_tasks=2", "--wait_seconds=20"),
+            f"--gin_bindings={OTHER_NETWORKS[self.gin_file.partition('/')[0]]}",
+        ]
+        if address is None:
+            return False
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120.0)
+        if ended.returncode in (0, 75):  # the run has ended meanwhile
+            return False
+        assert ended.returncode == 2 and "the parameters at" in ended.stderr, ended.stderr
+        return True
+
+    def outcome(self, faults, started):
+        """Waits for its end."""
+        code = self.wait()
+        left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
+        summary = self.root / "summary.json"
+        told = json.loads(summary.read_text()) if summary.exists() else {}
+        return Outcome(self.kind, faults, code, told, self.log, left)
 
 
 def run(
@@ -88,8 +200,7 @@ def run(
     """Launches a run, hurts it, and waits for its end.
 
     Args:
-      kind: One of `KINDS`, or "stop:<kind>"; "launch" sends SIGTERM to the launcher, and gives the
-        same command again.
+      kind: See this module.
       waits: Seconds before each fault; the first after the learner's first checkpoint.
       root: The run folder.
       gin_file: The training.
@@ -100,50 +211,49 @@ def run(
       bound: Seconds for all of it.
     """
     bindings = ("train.video = False", "train.checkpoint_seconds = 2", *bindings)
-    command = launch_command(
-        root,
-        gin_file,
-        bindings,
+    flags = (
         f"--collectors={collectors}",
         f"--learners={learners}",
         f"--seed={seed}",
         f"--max_restarts={len(waits) + 3}",
     )
-    deadline, log = time.monotonic() + bound, pathlib.Path(f"{root}.log")
-    with open(log, "wb") as output:
-        launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        while not list(pathlib.Path(root).glob("checkpoints/ckpt-*")):
-            if launcher.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(log.read_text())
-            time.sleep(0.05)
-        verb, _, binary = kind.rpartition(":")
-        started, faults = {}, 0
+    hurt, started, faults = Run(kind, root, gin_file, bindings, flags, bound), {}, 0
+    try:
+        hurt.await_checkpoint()
         for seconds in waits:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                launcher.wait(timeout=seconds)
+            if hurt.ends_within(seconds):
                 break
-            started.update(children(launcher.pid))
-            victims = sorted(children(launcher.pid, binary))
-            if kind == "launch":
-                launcher.send_signal(signal.SIGTERM)
-                first = launcher.wait(timeout=deadline - time.monotonic())
-                assert first in (0, 143, -signal.SIGTERM), log.read_text()
-                launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-            elif not victims:
-                continue
-            elif verb == "stop":
-                os.kill(victims[-1], signal.SIGSTOP)
-                time.sleep(STOPPED_SECONDS)
-                with contextlib.suppress(ProcessLookupError):  # the launcher may have replaced it
-                    os.kill(victims[-1], signal.SIGCONT)
-            else:
-                os.kill(victims[-1], signal.SIGKILL)
-            faults += 1
-        code = launcher.wait(timeout=max(deadline - time.monotonic(), 1.0))
-    left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
-    summary = pathlib.Path(root, "summary.json")
-    told = json.loads(summary.read_text()) if summary.exists() else {}
-    return Outcome(kind, faults, code, told, log.read_text(), left)
+            started.update(children(hurt.launcher.pid))
+            faults += hurt.hurt()
+        return hurt.outcome(faults, started)
+    finally:
+        hurt.launcher.kill()  # after a failure; its processes end with it
+
+
+@contextlib.contextmanager
+def full_disk(folder):
+    """Fills the disk of a folder."""
+    filling = pathlib.Path(folder, "filling")
+    with contextlib.suppress(OSError), open(filling, "ab", 0) as file:
+        while True:
+            file.write(bytes(4096))
+    yield
+    filling.unlink()
+
+
+@contextlib.contextmanager
+def folder_of(kind):
+    """Yields a folder for a run, of the kind "disk" on a small disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        if kind != "disk":
+            yield folder
+            return
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "tfrl", folder]
+        subprocess.run(mount, check=True)
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", folder], check=True)
 
 
 def main():
@@ -162,7 +272,7 @@ def main():
         while left > 0:
             count = min(options.faults_per_run, left)
             waits = [rng.uniform(0.0, options.most_seconds) for _ in range(count)]
-            with tempfile.TemporaryDirectory() as folder:
+            with folder_of(kind) as folder:
                 began = time.monotonic()
                 outcome = run(
                     kind,

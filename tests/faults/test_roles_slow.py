@@ -1,5 +1,6 @@
 """Processes of a distributed run are killed and stopped; the run ends as if nothing had been."""
 
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ DQN = "dqn/gymnasium_cartpole.gin"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*roles.KINDS, "stop:collect", "stop:learn"])
+@pytest.mark.parametrize("kind", [*roles.KINDS, "stop:collect", "stop:learn", "other-file"])
 def test_on_policy(tmp_path, kind):
     outcome = roles.run(kind, [3.0], str(tmp_path / "run"), seed=1)
     assert outcome.code == 0, outcome.output
@@ -25,7 +26,7 @@ def test_on_policy(tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["collect", "reverb-server", "learn", "launch"])
+@pytest.mark.parametrize("kind", ["collect", "reverb-server", "variable-server", "learn", "launch"])
 def test_off_policy(tmp_path, kind):
     steps = "train.total_env_steps = 9_000"
     outcome = roles.run(kind, [3.0], str(tmp_path / "run"), gin_file=DQN, bindings=[steps])
@@ -33,6 +34,17 @@ def test_off_policy(tmp_path, kind):
     assert outcome.left == []
     # A call of an iteration goes over the budget by what collectors had ahead, at most.
     assert 9_000 <= outcome.summary["env_steps"] < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_full_disk():
+    with roles.folder_of("disk") as folder:
+        outcome = roles.run("disk", [3.0], f"{folder}/run", seed=1)
+    assert outcome.code == 0 and outcome.left == [], outcome.output
+    assert outcome.summary["eval_return_mean"] > 475.0, outcome.output
+    assert "got a full disk. Free disk space" in outcome.output
+    assert "Traceback" not in outcome.output
 
 
 @pytest.mark.slow

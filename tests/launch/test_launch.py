@@ -276,6 +276,20 @@ print('goes on', flush=True)
     assert (tmp_path / "learner-0.log").read_text() == "begins\ngoes on\n"
 
 
+def test_a_full_disk_takes_no_process_with_it(tmp_path):
+    """Nobody would read its output: it would wait for ever to print."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner-0.log").symlink_to("/dev/full")
+    learner = "print(10_000 * 'a line of many\\n' + 'learnt')"
+    made, said = engine(tmp_path, {"learner-0": learner})
+    assert made.run(termination.Termination()) == 0
+    missing = [line for line in said if "missing" in line]
+    assert missing == [
+        "Lines of learner-0 are missing from its log: [Errno 28] No space left on device."
+    ]
+    assert said[-1] == "learner-0 | learnt"
+
+
 def test_only_the_learner_sees_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     shows = "import os; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'] or 'none')"

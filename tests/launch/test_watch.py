@@ -5,6 +5,8 @@ import json
 import pytest
 
 from tests.launch.launch_runs import arguments, in_process, start_here
+from tfrl.errors import UserError
+from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import evaluate, train
 from tfrl.storage import working_copy
 
@@ -51,3 +53,9 @@ def test_a_run_that_never_begins(tmp_path, capsys):
     code, out, err = in_process(evaluate.main, capsys, *flags)
     assert code == 75 and "expected a run with a checkpoint within 0.6 s, got none" in err
     assert "Waiting up to 0.6 s for the first checkpoint" in out
+
+
+def test_a_full_disk_is_told(tmp_path):
+    (tmp_path / evaluate.EVALUATIONS).symlink_to("/dev/full")
+    with pytest.raises(UserError, match="evaluations .*expected a writable file, got a full disk"):
+        evaluate._record(RunFolder(tmp_path), "{}")

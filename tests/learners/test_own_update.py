@@ -5,7 +5,6 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfrl.agents.core import ExternalUpdate
-from tfrl.errors import UserError
 from tfrl.learners import Learner, Module, ModuleConfig
 
 
@@ -60,28 +59,11 @@ class Slope(Module):
 
 
 class ConfigTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ({"lr": 1e-3}, "lr"), ({"grad_clip": 1.0}, "grad_clip"), ({"adam_epsilon": 1e-8}, "adam")
-    )
-    def test_settings_of_an_optimizer_are_refused(self, settings, name):
-        wanted = (
-            rf"ModuleConfig.{name}.* of module 'own': expected no .*own optimizers, got .*Leave"
-        )
-        with self.assertRaisesRegex(UserError, wanted):
-            Learner({"own": Stepping()}, config=ModuleConfig(**settings))
-        with self.assertRaisesRegex(UserError, wanted):
-            Learner({"own": Stepping(), "b": Slope()}, config={"own": settings, "b": {}})
-        learner = Learner({"b": Slope()})
-        learner.build(0)
-        with self.assertRaisesRegex(UserError, wanted):
-            learner.add_module("own", Stepping(), config_overrides=settings)
-        self.assertEqual(list(learner.modules), ["b"])
-
-    def test_settings_that_say_nothing_of_it_are_taken(self):
+    def test_settings_of_an_optimizer_are_of_no_effect(self):
         Learner(Stepping(), config=ModuleConfig(minibatch_size=2, log_gradients=False))
         both = Learner({"own": Stepping(), "b": Slope()}, config=ModuleConfig(lr=0.1))
         both.build(0)
-        both.add_module("more", Stepping(), config_overrides={"minibatch_size": 2})
+        both.add_module("more", Stepping(), config_overrides={"lr": 1e-3})
         batch = {"x": tf.ones([2])}
         both.update_from_batch({m: batch for m in both.modules})
         self.assertAlmostEqual(float(both.module_state("b").params["w"]), 0.9, 3)

@@ -269,6 +269,7 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     assert 0.0 < rows[-1]["sample_age"] < rows[-1]["learner_steps"]
     assert 0.0 <= rows[-1]["policy_lag"] < rows[-1]["learner_steps"]
     assert rows[-1]["collectors"] == 2.0 and rows[-1]["heartbeat_age"] < 10.0
+    assert 0.0 <= rows[-1]["server_heartbeat_age"] < 10.0
     seen = float(state.agent_state.normalizer.count)
     assert [c._buffer.new_priority for c in job.collectors] == [70.0, 70.0]
     collectors.finish(state)
@@ -495,6 +496,8 @@ def test_no_progress_names_the_collectors_that_block(monkeypatch):
     asked.set()
     learning.join(timeout=30.0)
     assert not learning.is_alive()
+    collectors._synchronous = False
+    assert collectors._who().startswith("No report of collectors 1. ")
     collectors.finish(state)
     job.join()
     learner.close()
@@ -542,6 +545,15 @@ def test_on_policy_has_one_server(monkeypatch):
         for connect in (lambda: learn.prepare(made, bool), lambda: collect._collector(made, "a:1")):
             with pytest.raises(UserError, match="--variable_server=localhost:2: expected no value"):
                 connect()
+
+
+@pytest.mark.parametrize("flag", [{"synchronous": "true"}, {"max_policy_lag": 0}])
+def test_off_policy_has_no_flags_of_rollouts(flag):
+    flags.FLAGS.mark_as_parsed()
+    made = workflow(DQN)
+    with flagsaver.flagsaver(replay_server="localhost:1", **flag):
+        with pytest.raises(UserError, match=f"--{next(iter(flag))}=.*: expected no value for off"):
+            learn.prepare(made, bool)
 
 
 def test_a_collector_that_is_restarted_in_the_random_phase_plays_other_episodes():

@@ -270,11 +270,15 @@ def _await_change(folder: "RunFolder") -> None:
 
 
 def _record(folder: "RunFolder", line: str) -> None:
-    from tfrl.storage import remote, working_copy
+    from tfrl.storage import files, remote, working_copy
 
     path = folder.root / EVALUATIONS
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        remedy = "Free disk space; the same command evaluates the newest checkpoint."
+        raise files.unwritable(f"evaluations {path}", error, kind="file", remedy=remedy) from error
     copy = working_copy.copy_of(path)
     if copy is not None:
         remote.upload(path, remote.join(copy.url, EVALUATIONS))

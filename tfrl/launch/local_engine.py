@@ -51,12 +51,14 @@ class Process:
       log: The file of its output.
       restarts: The number of restarts.
       last_line: The last line of its output.
+      logged: Whether its log has all lines so far.
     """
 
     role: Role
     log: pathlib.Path
     restarts: int = 0
     last_line: str = ""
+    logged: bool = True
     popen: Any = None
     reader: Any = None
     started: float = 0.0
@@ -202,14 +204,23 @@ class LocalEngine:
 
     def _read(self, process: Process, output: Any) -> None:
         """Copies the output of a process to its log and to the user."""
-        with contextlib.closing(output), open(process.log, "a", encoding="utf-8") as log:
+        with contextlib.closing(output):
             for line in output:
-                log.write(line)
-                log.flush()
+                self._log(process, line)
                 if not line.strip() or any(sign in line for sign in _NOISE):
                     continue
                 process.last_line = line.rstrip()
                 self._tell(line.rstrip(), process.role)
+
+    def _log(self, process: Process, line: str) -> None:
+        """Appends a line to the log; a process whose log cannot be written goes on without."""
+        try:
+            with open(process.log, "a", encoding="utf-8") as log:
+                log.write(line)
+        except OSError as error:
+            if process.logged:
+                self._tell(f"Lines of {process.role.name} are missing from its log: {error}.")
+            process.logged = False
 
     def _tell(self, line: str, role: Role | None = None) -> None:
         if self._say is not None:

@@ -108,3 +108,16 @@ def refuse_variable_server() -> None:
             got=repr(address),
             remedy="Pass only --replay_server.",
         )
+
+
+def refuse_on_policy_flags() -> None:
+    """Raises a UserError for flags of rollouts: off-policy collectors write to a replay buffer."""
+    for name, default in (("synchronous", "auto"), ("max_policy_lag", None)):
+        value = flags.FLAGS[name].value
+        if value != default:
+            raise UserError(
+                f"--{name}={value}",
+                expected="no value for off-policy training, whose learner samples a replay buffer",
+                got=repr(value),
+                remedy="Leave it out.",
+            )

@@ -8,11 +8,8 @@ import tensorflow as tf
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners.loss_checks import check_scalars
-from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import scalar_loss
 from tfrl.types import AgentState, Nest
-
-_OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "optimizer", "adam_epsilon")
 
 
 def partition(
@@ -27,34 +24,6 @@ def trains_itself(module: Any) -> bool:
     """Whether all updates of an agent or a module are external."""
     updates = getattr(module, "updates", ())
     return bool(updates) and all(isinstance(u, ExternalUpdate) for u in updates)
-
-
-def check_no_optimizer(
-    module_id: str, module: Any, config: ModuleConfig, *shared: ModuleConfig
-) -> None:
-    """Raises a UserError for optimizer settings of a module without optimizer.
-
-    Args:
-      module_id: Its name in messages.
-      module: The module.
-      config: Its settings.
-      *shared: Settings of all modules, which like the defaults are allowed.
-    """
-    if not trains_itself(module):
-        return
-    silent = (ModuleConfig(), *shared)
-    changed = [
-        name
-        for name in _OF_OPTIMIZERS
-        if all(getattr(config, name) != getattr(one, name) for one in silent)
-    ]
-    if changed:
-        raise UserError(
-            f"ModuleConfig.{changed[0]} of module {module_id!r}",
-            expected="no setting, since the module trains with its own optimizers",
-            got=repr(getattr(config, changed[0])),
-            remedy="Leave it out, and set it in the agent's constructor.",
-        )
 
 
 def take_external_step(

@@ -24,7 +24,7 @@ from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
-from tfrl.learners.external_update import check_no_optimizer, trains_itself
+from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
 from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
@@ -159,9 +159,6 @@ class Learner:
             )
         self.check_numerics = check_numerics
         self.configs = registration.module_configs(config, list(self.modules))
-        if isinstance(config, Mapping) or all(map(trains_itself, self.modules.values())):
-            for module_id, module in self.modules.items():
-                check_no_optimizer(module_id, module, self.configs[module_id])
         self.policies_to_train = registration.modules_to_train(self, policies_to_train)
         if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
             raise UserError(
@@ -1300,7 +1297,6 @@ class Learner:
         module = as_module(module, module_id, loss_by_learner=self._computes_losses)
         default = registration.default_config(self)
         config = default.with_overrides(config_overrides or {})
-        check_no_optimizer(module_id, module, config, default)
 
         def fill() -> None:
             if state is not None:

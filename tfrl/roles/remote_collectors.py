@@ -97,6 +97,7 @@ class RemoteCollectors(Collectors):
         self._unread: dict[str, list[Any]] = {}  # sampled reports by table
         self._duplicates = Duplicates()  # of reports
         self._steps: Any = None  # the variable of the learner steps
+        self._iterating = False  # False while the learner evaluates or saves
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
         self._ending = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -130,9 +131,14 @@ class RemoteCollectors(Collectors):
         """Publishes the agent's state, and takes the env steps of the run."""
         self._env_steps = int(state.metrics.env_steps)
         self._steps = state.metrics.learner["learner_steps"]
+        self._iterating = True
         if self._is_due():
             with contextlib.suppress(WaitEndedError):  # `play` raises it too, where a runner saves
                 self._publish(state.agent_state)
+
+    def pause(self) -> None:
+        """Called when the learner evaluates or saves."""
+        self._iterating = False
 
     def finish(self, state: State) -> None:
         """Tells the collectors that the run has ended; does not wait for them."""
@@ -200,12 +206,12 @@ class RemoteCollectors(Collectors):
         return [item.data for item in items if self._duplicates.is_new(item.info.key)]
 
     def _heartbeats(self) -> dict[str, np.float32]:
-        """Returns the number of playing collectors, their policy lag, and the oldest heartbeat.
+        """Returns the number of playing collectors, their policy lag, and the oldest heartbeats.
 
         Workers other than the chief return zeros; only the chief's records count.
         """
         if not self._leads:
-            names = ("collectors", "heartbeat_age", "policy_lag")
+            names = ("collectors", "heartbeat_age", "policy_lag", "server_heartbeat_age")
             return dict.fromkeys(names, np.float32(0))
         with self._reading_heartbeats:
             self._note_heartbeats(self._reports(HEARTBEATS))
@@ -214,6 +220,7 @@ class RemoteCollectors(Collectors):
             "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
             "heartbeat_age": np.float32(max(ages, default=0.0)),
             "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
+            "server_heartbeat_age": np.float32(max(c.heartbeat_age for c in self._connections)),
         }
 
     def _note_heartbeats(self, reports: list[list[np.ndarray]]) -> None:
@@ -224,13 +231,13 @@ class RemoteCollectors(Collectors):
     # Messages about waiting.
 
     def _watch(self) -> None:
-        """Logs a line when neither env steps nor learner steps increase."""
+        """Logs a line when neither env steps nor learner steps of an iteration increase."""
         before, since, told = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
             if self._steps is None or not self._leads:
                 continue
             now = (self._env_steps, self._learner_steps)
-            if now != before:
+            if now != before or not self._iterating:
                 before, since, told = now, time.monotonic(), False
             elif not told and time.monotonic() - since > _PATIENCE_SECONDS:
                 told = True
@@ -272,6 +279,11 @@ class RemoteCollectors(Collectors):
     def _source(self) -> tuple[Connection, str]:
         """The connection and the name of the table of experience."""
         raise NotImplementedError
+
+    @property
+    def _connections(self) -> list[Connection]:
+        """The connections to all servers."""
+        return [self._variables]
 
     def _refuse_wait(self, missing: str) -> NoReturn:
         connection, name = self._source
@@ -433,6 +445,10 @@ class ReplayCollectors(RemoteCollectors):
     def _source(self) -> tuple[Connection, str]:
         return self._servers[0], self._table
 
+    @property
+    def _connections(self) -> list[Connection]:
+        return [self._variables, *self._servers]
+
 
 class RolloutCollectors(RemoteCollectors):
     """Collectors of an on-policy workflow; the learner takes each rollout once from a queue.
@@ -584,12 +600,17 @@ class RolloutCollectors(RemoteCollectors):
         return rollouts, lags
 
     def _who(self) -> str:
-        """Also names the collectors whose rollout is missing."""
-        answered = {task_id for request, task_id in set(self._sources) if request >= self._request}
+        """Also names the collectors that have sent no rollout; asynchronous ones: no report."""
+        said = super()._who()
+        awaited = self._synchronous and self._group is None
+        answered = set(self._heard)
+        if awaited:
+            answered = {task for request, task in set(self._sources) if request >= self._request}
         missing = sorted(set(range(self._num_collectors)) - answered)
-        if not self._synchronous or self._group is not None or not missing:
-            return super()._who()
-        return f"No rollout of collectors {', '.join(map(str, missing))}. {super()._who()}"
+        if not missing:
+            return said
+        what = "rollout" if awaited else "report"
+        return f"No {what} of collectors {', '.join(map(str, missing))}. {said}"
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""

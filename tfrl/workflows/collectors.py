@@ -88,6 +88,9 @@ class Collectors(Protocol):
     def begin(self, state: State) -> None:
         """Called with the state before each call of several iterations."""
 
+    def pause(self) -> None:
+        """Called after it; the learner may evaluate or save."""
+
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[Nest, Nest, Nest]:

@@ -55,6 +55,10 @@ class Advance(struct.Struct):
     seconds: Mapping[str, float]
 
 
+# Timeout between the workers of a multi-worker strategy; an iteration's own waits come on top.
+_WORKER_SECONDS = 600.0
+
+
 class Workflow(abc.ABC):
     """Static logic of a training run; everything that changes is in the state.
 
@@ -74,6 +78,7 @@ class Workflow(abc.ABC):
             "run_time",
             "_folders",
             "_runners",
+            "_worker_group",
             "replicas",
             "compile",
             "config",
@@ -103,6 +108,7 @@ class Workflow(abc.ABC):
         # The environments; None for a workflow that makes them itself.
         self.env: Env | None = None
         self.replicas = Replicas()
+        self._worker_group: WorkerGroup | None = None
         # The gin bindings of `build_from_config`.
         self.config: Mapping[str, Any] = types.MappingProxyType({})
         self.report: RunReport | None = None
@@ -544,7 +550,17 @@ class Workflow(abc.ABC):
     @property
     def worker_group(self) -> WorkerGroup | None:
         """How the processes of a multi-worker strategy decide together; None for one process."""
-        return None
+        return self._worker_group
+
+    def _connect_workers(self, wait_seconds: float = 0.0) -> None:
+        """Sets `worker_group` to that of the replicas.
+
+        Args:
+          wait_seconds: Seconds that an iteration may wait for other processes.
+        """
+        several = self.replicas.num_workers > 1
+        seconds = _WORKER_SECONDS + wait_seconds
+        self._worker_group = WorkerGroup(self.replicas.strategy, seconds) if several else None
 
     def step(self, state: State) -> tuple[dict[str, Any], State]:
         """Runs one iteration; returns its metrics row and the new state."""

@@ -133,7 +133,8 @@ class EvolutionWorkflow(Workflow):
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
           iterations_per_call: Generations per compiled call; None for calls of half a second.
-          strategy: A tf.distribute strategy, whose replicas divide the population.
+          strategy: A tf.distribute strategy, whose replicas divide the population, in one process
+            or in several.
 
         Raises:
           UserError: For a population that the replicas cannot divide, objectives that the
@@ -199,6 +200,7 @@ class EvolutionWorkflow(Workflow):
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
         """Divides the population of later runs among the replicas of a strategy."""
         self.replicas = Replicas(strategy)
+        self._connect_workers()
         parts, members = self.replicas.num_replicas, self.optimizer.pop_size
         if isinstance(self.env, HostEnv):
             check_place(self.env.backend.name, parts)

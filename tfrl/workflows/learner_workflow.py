@@ -14,7 +14,6 @@ from tfrl import checks, seeding, specs, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
-from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv
@@ -79,8 +78,6 @@ from tfrl.workflows.run_values import (
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages, check_compile
 
-# Timeout between the workers of a multi-worker strategy; a wait for collectors comes on top.
-_WORKER_SECONDS = 600.0
 STAGES = ("rollout", "update", "evaluation", "loop")
 
 
@@ -97,7 +94,6 @@ class LearnerWorkflow(Workflow):
 
     _not_traced = Workflow._not_traced | {
         "collectors",
-        "_worker_group",
         "_servers",
         "_learner",
         "_evaluators",
@@ -230,11 +226,6 @@ class LearnerWorkflow(Workflow):
         return self.overlap and self.worker_group is None
 
     @property
-    def worker_group(self) -> WorkerGroup | None:
-        """How the processes of a multi-worker strategy decide together; None for one process."""
-        return self._worker_group
-
-    @property
     def divided_sizes(self) -> dict[str, int]:
         """Batch sizes that the replicas divide, by module."""
         return {}
@@ -246,11 +237,7 @@ class LearnerWorkflow(Workflow):
 
     def _divide(self) -> None:
         """Divides the environments among the replicas."""
-        several = self.replicas.num_workers > 1
-        self._worker_group: WorkerGroup | None = None
-        if several:
-            seconds = _WORKER_SECONDS + self.rollout_source.wait_seconds
-            self._worker_group = WorkerGroup(self.replicas.strategy, seconds)
+        self._connect_workers(self.rollout_source.wait_seconds)
         parts = self.replicas.num_replicas
         if parts > 1:
             self.rescale_config(parts)
@@ -745,6 +732,7 @@ class LearnerWorkflow(Workflow):
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back the leaves that `begin_call` dropped."""
+        self.rollout_source.end_call()
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
         return after.replace(metrics=after.metrics.replace(**kept))
 

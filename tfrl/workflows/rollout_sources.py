@@ -58,6 +58,10 @@ class RolloutSource(abc.ABC):
         """Called with the state before each call of several iterations."""
         return
 
+    def end_call(self) -> None:
+        """Called after each call of several iterations."""
+        return
+
     def close(self) -> None:
         """Closes environments and connections."""
         return
@@ -258,6 +262,10 @@ class CollectorSource(RolloutSource):
     def begin_call(self, state: State) -> None:
         """Publishes the agent's state to the collectors."""
         self._collectors.begin(state)
+
+    def end_call(self) -> None:
+        """Tells the collectors' side that the learner does other things now."""
+        self._collectors.pause()
 
     def close(self) -> None:
         """Closes the connections to collectors."""

@@ -92,6 +92,11 @@ class Heartbeat:
         return self._silent
 
     @property
+    def age(self) -> float:
+        """Seconds since the server has answered."""
+        return time.monotonic() - self._answered
+
+    @property
     def given_up(self) -> bool:
         """Whether the server is lost for good; a later server at the address does not count."""
         return self._given_up
@@ -295,6 +300,11 @@ class Connection:
     def lost(self) -> bool:
         """Whether the server is lost for good. Its writers and iterators must not be used then."""
         return self._heartbeat.given_up
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the server has answered the heartbeat."""
+        return self._heartbeat.age
 
     @property
     def reconnections(self) -> int:
