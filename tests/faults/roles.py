@@ -146,8 +146,7 @@ class Run:
             return True
         if self.kind == "other-file":
             return self._come_in()
-        binary = "reverb-server" if binary == "variable-server" else binary
-        victims = sorted(children(self.launcher.pid, binary))
+        victims = self._victims(binary)
         if not victims:
             return False
         if verb == "stop":
@@ -158,6 +157,13 @@ class Run:
         else:
             os.kill(victims[-1], signal.SIGKILL)
         return True
+
+    def _victims(self, binary):
+        """The processes of a binary that run now."""
+        if binary != "variable-server":
+            return sorted(children(self.launcher.pid, binary))
+        servers = children(self.launcher.pid, "reverb-server")
+        return [pid for pid, line in servers.items() if "/servers/1" in line]  # the second
 
     def _come_in(self):
         """Starts a collector of another network; returns whether the server was there for it."""
@@ -195,7 +201,7 @@ def run(
     collectors=2,
     learners=1,
     seed=0,
-    bound=900.0,
+    bound=1800.0,
 ):
     """Launches a run, hurts it, and waits for its end.
 

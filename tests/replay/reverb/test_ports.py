@@ -141,6 +141,26 @@ def test_a_table_that_somebody_else_empties_is_noticed(monkeypatch):
         buffer.close()
 
 
+def test_a_restarted_server_is_not_taken_for_an_emptied_table(monkeypatch):
+    """It may answer before the heartbeat has noticed that it is back."""
+    monkeypatch.setattr(buffer_lib, "_LOOK_SECONDS", 0.0)
+    buffer = maker().init()
+    connection = buffer.connection
+    monkeypatch.setattr(connection, "probe", lambda: setattr(connection, "reconnections", 1))
+    try:
+        buffer.add(_steps(10))
+        buffer.flush()
+        buffer.add(_steps(1))
+        reverb.Client(buffer.address).reset("replay")
+        for _ in range(3):
+            buffer.add(_steps(1))
+            buffer.flush()
+        assert connection.reconnections == 1
+        assert int(buffer.size()) < 20
+    finally:
+        buffer.close()
+
+
 def test_what_killed_processes_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])

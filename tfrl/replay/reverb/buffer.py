@@ -169,10 +169,12 @@ class ReverbBuffer(ReplayBuffer):
         """Raises if another process has removed items from a table that never shrinks by itself."""
         self._looked = time.monotonic()
         result = self._connection.server_info()
-        if self._connection.reconnections != self._reconnections:
-            return  # the server may have restarted from its last checkpoint
         for config in self.replay.table_configs:
             size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
+            if config.kind not in ONCE and size < before:
+                self._connection.probe()  # it may have answered before the heartbeat asked again
+            if self._connection.reconnections != self._reconnections:
+                return  # the server may have restarted from its last checkpoint
             if config.kind not in ONCE and size < before:
                 raise UserError(
                     f"table {config.name!r} of the Reverb server at {self.address}",

@@ -314,6 +314,10 @@ class Connection:
         """
         return self._heartbeat.reconnections
 
+    def probe(self) -> None:
+        """Asks the server at once, so that `reconnections` has all outages so far."""
+        self._heartbeat.ask()
+
     def server_info(self) -> dict[str, Any]:
         """Returns `{table: reverb TableInfo}`.
 

@@ -468,6 +468,9 @@ class LocalServer:
         except reverb.errors.DeadlineExceededError as error:
             raise too_long(seconds, self._name, "asking for tables") from error
 
+    def probe(self) -> None:
+        """Does nothing."""
+
     def check(self, what: str = "using it") -> None:
         """Returns at once."""
 
