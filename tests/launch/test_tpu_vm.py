@@ -190,3 +190,35 @@ def test_the_command_prints_the_script(capsys):
         launch.main, capsys, "--engine=tpu_vm", "--learners=2", "--gin_file=sac/tf_pendulum.gin"
     )
     assert code == 2 and "--learners=2: expected 1 with --engine=tpu_vm" in err
+
+
+@pytest.mark.parametrize(
+    "file, binding, message",
+    [
+        (
+            "sac/tf_pendulum.gin",
+            "OffPolicyWorkflow.batch_size = 100",
+            "batch_size: expected a multiple of 8, the number of replay servers times the "
+            "learner's 8 devices, got 100. Bind OffPolicyWorkflow.batch_size to 104",
+        ),
+        (
+            "impala/tf_cartpole.gin",
+            "make_env.num_envs = 12",
+            "make_env.num_envs: expected a multiple of the 8 replicas, which split the "
+            "environments, got 12. The nearest are 8 and 16.",
+        ),
+    ],
+)
+def test_batches_that_the_devices_do_not_divide_are_refused(capsys, file, binding, message):
+    code, out, err = in_process(
+        launch.main,
+        capsys,
+        *("--engine=tpu_vm", f"--gin_file={file}", f"--gin_bindings={binding}"),
+        *("--root_dir=gs://bucket/run", "--zone=us-central2-b", "--accelerator_type=v3-8"),
+    )
+    assert (code, out) == (2, "") and message in err
+
+
+def test_the_devices_of_a_tpu():
+    types = ("v3-32", "v4-16", "v5litepod-4")
+    assert [tpu_vm.replicas(each) for each in types] == [32, 8, 4]

@@ -329,6 +329,11 @@ def _tpu(asked: str) -> tuple[int, dict[str, str]]:
     }
 
 
+def replicas(topology: str | None) -> int:
+    """Returns the number of chips of a `--tpu_topology`; 1 without one."""
+    return _tpu(topology)[0] if topology else 1
+
+
 def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns the labels of `--node_selector`, by role.
 

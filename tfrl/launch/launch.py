@@ -108,14 +108,16 @@ def main() -> int:
     where = resources.parsed(asked.resources)
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
-    addresses, bind = free[: options.replay_servers], ""
+    addresses, bind, num_replicas = free[: options.replay_servers], "", 1
     learner_addresses = free[options.replay_servers :]
     if asked.engine == "kubernetes":
         text = kubernetes.rendered(options, asked.max_restarts, where)
+        num_replicas = kubernetes.replicas(asked.tpu_topology)
         addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
         learner_addresses = kubernetes.learner_addresses(options, asked.job_name)
     elif asked.engine == "tpu_vm":
         text = tpu_vm.rendered(options, asked.max_restarts)
+        num_replicas = tpu_vm.replicas(asked.accelerator_type)
     elif asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
         bind = "0.0.0.0"  # nosec B104
@@ -124,10 +126,10 @@ def main() -> int:
         from tfrl.launch import sizes
 
         if asked.dry_run:
-            size = sizes.described(options, job)
+            size = sizes.described(options, job, num_replicas)
             text = "\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size])
         elif importlib.util.find_spec("reverb"):  # a machine without Reverb renders unchecked
-            sizes.checked_workflow(options)
+            sizes.checked_workflow(options, num_replicas)
         print(text, flush=True)  # also with --quiet
         return 0
     if values.if_exists != "resume":

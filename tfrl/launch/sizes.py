@@ -9,11 +9,12 @@ from tfrl.launch import settings
 from tfrl.launch.job import COLLECTOR, LEARNER, JobOptions, Role
 
 
-def checked_workflow(options: JobOptions) -> Any:
+def checked_workflow(options: JobOptions, num_replicas: int) -> Any:
     """Returns the workflow of a job.
 
     Args:
       options: The configuration of the job.
+      num_replicas: The number of devices of the learner; 1 if it is not known.
 
     Raises:
       UserError: The gin file's training cannot be distributed over these processes.
@@ -22,16 +23,19 @@ def checked_workflow(options: JobOptions) -> Any:
 
     assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
     workflow: Any = assembled.workflow
-    tables.check_job(workflow, options.collectors, options.replay_servers, options.learners)
+    tables.check_job(
+        workflow, options.collectors, options.replay_servers, options.learners, num_replicas
+    )
     return workflow
 
 
-def described(options: JobOptions, job: Sequence[Role]) -> str:
+def described(options: JobOptions, job: Sequence[Role], num_replicas: int = 1) -> str:
     """Returns lines with the sizes of a job, for the user.
 
     Args:
       options: The configuration of the job.
       job: The roles of the job.
+      num_replicas: See `checked_workflow`.
 
     Raises:
       UserError: The gin file's training cannot be distributed.
@@ -39,7 +43,7 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
     from tfrl.replay.reverb.signature import block_of, leaves_of
     from tfrl.roles import parameters, tables
 
-    workflow = checked_workflow(options)
+    workflow = checked_workflow(options, num_replicas)
     count = options.collectors
     each = tables.collector_env(workflow, count).num_envs
     numbers = collections.Counter(role.kind for role in job)

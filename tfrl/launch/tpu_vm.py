@@ -220,6 +220,12 @@ def _check(
         )
 
 
+def replicas(accelerator_type: str) -> int:
+    """Returns the number of devices of a TPU: a core of v2 and v3, else a chip."""
+    generation, _, size = accelerator_type.partition("-")
+    return int(size) // 2 if generation in ("v4", "v5p") else int(size)
+
+
 def rendered(options: JobOptions, max_restarts: int) -> str:
     """Returns the output of `--engine=tpu_vm` for the flags."""
     values = flags.FLAGS

@@ -18,7 +18,7 @@ from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
-from tfrl.workflows.checks import on_reverb
+from tfrl.workflows.checks import check_divided, on_reverb
 from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
@@ -65,7 +65,11 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
 
 
 def check_job(
-    workflow: LearnerWorkflow, num_collectors: int, num_servers: int, num_learners: int
+    workflow: LearnerWorkflow,
+    num_collectors: int,
+    num_servers: int,
+    num_learners: int,
+    num_replicas: int = 1,
 ) -> None:
     """Checks the numbers of processes of a distributed run.
 
@@ -74,6 +78,7 @@ def check_job(
       num_collectors: The number of collectors.
       num_servers: The number of servers that share the replay buffer.
       num_learners: The number of workers of the learner.
+      num_replicas: The number of devices of the learner, if known.
 
     Raises:
       UserError: For a workflow that cannot be distributed, or numbers that do not fit it.
@@ -89,17 +94,20 @@ def check_job(
                 got=str(num_collectors),
                 remedy="Change the number of collectors or workers.",
             )
+        num_envs = {"make_env.num_envs": workflow.env.num_envs}
+        check_divided(num_replicas, num_envs, workflow.divided_sizes)
         return
     distributed_replay(workflow, num_servers)
     size = cast("OffPolicyWorkflow", workflow).batch_size
-    shares = num_servers * num_learners
+    shares = num_servers * num_learners * num_replicas
     if size % shares:
+        by = "learner workers" if num_replicas == 1 else f"the learner's {num_replicas} devices"
         raise UserError(
             "batch_size",
-            expected=f"a multiple of {shares}, the number of replay servers times learner workers",
+            expected=f"a multiple of {shares}, the number of replay servers times {by}",
             got=str(size),
             remedy=f"Bind OffPolicyWorkflow.batch_size to {-(-size // shares) * shares}, or change "
-            "--replay_servers or --learners.",
+            "the number of servers, workers or devices.",
         )
 
 
