@@ -1,7 +1,7 @@
 """Puts faults into a copy of the library and counts those that the fast tests find.
 
     python -m tests.mutations
-    python -m tests.mutations --only=ops,replay
+    python -m tests.mutations --only=ops,learners/update
 
 Each fault replaces one text of one file: a sign, a mask, an off-by-one, a swapped argument, a
 missing stop_gradient. The fast tests beside it must fail. Prints a line a fault, and at the end how
@@ -172,6 +172,18 @@ FAULTS = [
         "learners",
     ),
     (
+        "learners/update.py",
+        "bad = tf.unstack(computed - sums[1], n)",
+        "bad = tf.unstack(computed, n)",
+        "learners",
+    ),
+    (
+        "learners/update.py",
+        "active = tf.cast(~stopped[m], tf.float32)",
+        "active = tf.cast(stopped[m], tf.float32)",
+        "learners",
+    ),
+    (
         "learning/optimizers/adam.py",
         "beta2_power=tf.pow(beta_2, count)",
         "beta2_power=tf.pow(beta_1, count)",
@@ -211,9 +223,9 @@ def is_found(copy: pathlib.Path, file: str, old: str, new: str, tests: str) -> b
 def main() -> int:
     """Tries the faults one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="packages, such as ops,replay")
-    only = [name for name in parser.parse_args().only.split(",") if name]
-    chosen = [fault for fault in FAULTS if not only or fault[0].split("/")[0] in only]
+    parser.add_argument("--only", default="", help="packages or files, such as ops,learners/update")
+    only = tuple(parser.parse_args().only.split(","))
+    chosen = [fault for fault in FAULTS if fault[0].startswith(only)]
     found = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_project(pathlib.Path(folder))
