@@ -177,6 +177,36 @@ class ServerElsewhereTest(parameterized.TestCase):
         assert 0 <= buffer.possible_duplicates <= MOST_PENDING
 
 
+@pytest.mark.parametrize("name, left", [("tables", 0), ("items", 0), ("chunks", 100)])
+@pytest.mark.variants(2)
+def test_a_file_without_its_end_makes_no_checkpoint(tmp_path, monkeypatch, name, left):
+    """On a full disk Reverb loses what it writes last, and says nothing."""
+    maker = helpers.maker(num_envs=1)
+    server = ReverbServer(maker.make_tables(), checkpoint_dir=tmp_path, checkpoint_interval=None)
+    buffer = maker.replace(address=server.address).init()
+    buffer.add(helpers.rows(0, 40))
+    buffer.flush()
+    server.checkpoint()
+    checkpoint = server._client.checkpoint
+
+    def cut():
+        path = checkpoint()
+        with open(f"{path}/{name}.tfrecord", "rb+") as file:
+            file.truncate(left)
+        return path
+
+    monkeypatch.setattr(server._client, "checkpoint", cut)
+    with pytest.raises(UserError, match="expected a writable folder, got a full disk"):
+        server.checkpoint()
+    monkeypatch.undo()
+    buffer.close()
+    server.stop(checkpoint=False)
+    again = ReverbServer(maker.make_tables(), checkpoint_dir=tmp_path)
+    assert again.restored_from.name == "ckpt-000001"
+    assert again.restored == {"replay": 40}
+    again.stop()
+
+
 def test_a_full_disk_is_told_and_the_server_goes_on(tmp_path, monkeypatch):
     maker = helpers.maker()
     folder = tmp_path / "c"

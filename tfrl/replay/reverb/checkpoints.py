@@ -5,11 +5,14 @@ separate folder, `.writing`, and each finished checkpoint is moved to `ckpt-<n>`
 damage: Reverb takes an empty file for an empty table.
 """
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,8 @@ _TABLES = "tables"
 _SCHEMA = 1
 _MANIFEST = "manifest.json"
 _DONE = "DONE"
+_RECORDS = ".tfrecord"
+_READ_BYTES = 2**16
 _NAME = re.compile(r"ckpt-(\d+)")
 
 
@@ -208,7 +213,8 @@ class ReverbCheckpoints:
         """
         for written in sorted(self.writing.iterdir()):
             if (written / _DONE).is_file():
-                self.adopt(written)
+                with contextlib.suppress(IncompleteError):
+                    self.adopt(written)
 
 
 def _number(folder: pathlib.Path) -> int:
@@ -216,15 +222,34 @@ def _number(folder: pathlib.Path) -> int:
     return int(match[1]) if match else 0
 
 
+class IncompleteError(OSError):
+    """A full disk took the end of a file."""
+
+
 def seal(folder: pathlib.Path) -> None:
-    """Writes the manifest of a finished checkpoint, once its files are on disk."""
+    """Writes the manifest of a finished checkpoint, once its files are on disk.
+
+    Raises:
+      IncompleteError: A file has no end. Reverb ignores errors of closing a file.
+    """
     sizes = {}
     for path in sorted(folder.iterdir()):
+        if path.suffix == _RECORDS and not _has_end(path):
+            raise IncompleteError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if path.name != _MANIFEST:
             files.sync_file(path)
             sizes[path.name] = path.stat().st_size
     manifest = {"schema": _SCHEMA, "sizes": sizes}
     files.write_text(folder / _MANIFEST, files.to_json(manifest, indent=2))
+
+
+def _has_end(path: pathlib.Path) -> bool:
+    """Whether a file is a whole zlib stream, as Reverb writes also without any record."""
+    stream = zlib.decompressobj()
+    with open(path, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            stream.decompress(block)
+    return stream.eof
 
 
 def damage(folder: pathlib.Path) -> str | None:
