@@ -278,7 +278,8 @@ def shares_of_iteration(env: Any, rounds: int) -> dict[str, float]:
         def body(i: tf.Tensor, env_state: Any, total: tf.Tensor) -> Any:
             key = seeding.fold_in(seeding.key(0), i)
             played, env_state, _ = rollout(env, random, env_state, random.init(key), key, length)
-            return i + 1, env_state, total + tf.reduce_sum(played.obs)
+            used = (tf.cast(x, tf.float32) for x in tf.nest.flatten(played))
+            return i + 1, env_state, total + sum(map(tf.reduce_sum, used))
 
         start = (0, env.reset(seeding.key(0)), 0.0)
         return tf.while_loop(lambda i, *_: i < number, body, start)[2]

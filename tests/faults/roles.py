@@ -240,11 +240,13 @@ def run(
 def full_disk(folder):
     """Fills the disk of a folder."""
     filling = pathlib.Path(folder, "filling")
-    with contextlib.suppress(OSError), open(filling, "ab", 0) as file:
-        while True:
-            file.write(bytes(4096))
-    yield
-    filling.unlink()
+    try:
+        with contextlib.suppress(OSError), open(filling, "ab", 0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield
+    finally:
+        filling.unlink()
 
 
 @contextlib.contextmanager

@@ -11,14 +11,15 @@ from tests.faults import roles
 from tfrl.launch.local_engine import free_ports
 
 DQN = "dqn/gymnasium_cartpole.gin"
+STOPS = [f"stop:{kind}" for kind in roles.KINDS if kind != "launch"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*roles.KINDS, "stop:collect", "stop:learn", "other-file"])
+@pytest.mark.parametrize("kind", [*roles.KINDS, *STOPS, "other-file"])
 def test_on_policy(tmp_path, kind):
     outcome = roles.run(kind, [3.0], str(tmp_path / "run"), seed=1)
     assert outcome.code == 0, outcome.output
-    assert outcome.left == []
+    assert (outcome.faults, outcome.left) == (1, [])
     assert outcome.summary["eval_return_mean"] > 475.0, outcome.output
     assert 1_000_000 <= outcome.summary["env_steps"] < 1_001_024
     if kind in ("collect", "learn", "evaluate", "reverb-server"):
@@ -31,7 +32,7 @@ def test_off_policy(tmp_path, kind):
     steps = "train.total_env_steps = 9_000"
     outcome = roles.run(kind, [3.0], str(tmp_path / "run"), gin_file=DQN, bindings=[steps])
     assert outcome.code == 0, outcome.output
-    assert outcome.left == []
+    assert (outcome.faults, outcome.left) == (1, [])
     # A call of an iteration goes over the budget by what collectors had ahead, at most.
     assert 9_000 <= outcome.summary["env_steps"] < 10_000
 
@@ -41,7 +42,7 @@ def test_off_policy(tmp_path, kind):
 def test_a_full_disk():
     with roles.folder_of("disk") as folder:
         outcome = roles.run("disk", [3.0], f"{folder}/run", seed=1)
-    assert outcome.code == 0 and outcome.left == [], outcome.output
+    assert (outcome.code, outcome.faults, outcome.left) == (0, 1, []), outcome.output
     assert outcome.summary["eval_return_mean"] > 475.0, outcome.output
     assert "got a full disk. Free disk space" in outcome.output
     assert "Traceback" not in outcome.output

@@ -277,8 +277,8 @@ def _record(folder: "RunFolder", line: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
     except OSError as error:
-        remedy = "Free disk space; the same command evaluates the newest checkpoint."
-        raise files.unwritable(f"evaluations {path}", error, kind="file", remedy=remedy) from error
+        app.say(f"Note: {path} lacks this evaluation: {files.reason(error)}.")
+        return
     copy = working_copy.copy_of(path)
     if copy is not None:
         remote.upload(path, remote.join(copy.url, EVALUATIONS))

@@ -60,7 +60,7 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
             **common,
         )
     else:
-        shared_flags.refuse_on_policy_flags()
+        shared_flags.check(workflow)
         workflow = cast("OffPolicyWorkflow", workflow)  # ReplayCollectors rejects others
         ReplayCollectors(workflow, server, values.variable_server, **common)
 

@@ -186,6 +186,7 @@ class LocalEngine:
 
     def _start(self, process: Process) -> None:
         process.starts_at = None
+        self._log(process, "")
         process.popen = self._spawn(process.role)
         process.started = time.monotonic()
         process.reader = threading.Thread(
@@ -229,8 +230,12 @@ class LocalEngine:
         text = Text()
         if role is not None:
             text.append(f"{role.name:<12}| ", style=_COLOURS[role.kind])
-        with self._lock:
-            self._console.print(text.append(line))
+        self._print(text.append(line))
+
+    def _print(self, text: Any) -> None:
+        """Prints for the user; a full disk under the launcher's output loses lines."""
+        with self._lock, contextlib.suppress(OSError):
+            self._console.print(text)
 
     # All of them.
 
@@ -338,8 +343,7 @@ class LocalEngine:
             last = Text(process.last_line[:room])
             table.add_row(*cells, last, style=_COLOURS[process.role.kind])
         if self._say is None:
-            with self._lock:
-                self._console.print(table)
+            self._print(table)
 
 
 def _has_failed(process: Process) -> bool:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -13,6 +13,9 @@ from tfrl.errors import UserError
 from tfrl.launch import app
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.server import ReverbServer
 
 DOC = """Serves the replay tables of a training, for tfrl-train --replay_server=host:port.
 
@@ -101,7 +104,7 @@ def main() -> int:
                 "It listens on all addresses and asks nobody who they are: whoever reaches the "
                 "port can read, change and empty the experience."
             )
-        _wait(termination)
+        _wait(termination, server)
         app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
         server.stop()
     return int(flags.FLAGS.signal_exit_code)
@@ -182,10 +185,11 @@ def _items(sizes: Mapping[str, int]) -> str:
     )
 
 
-def _wait(termination: Termination) -> None:
-    """Waits for a signal."""
+def _wait(termination: Termination, server: "ReverbServer") -> None:
+    """Waits for a signal; takes the learner's checkpoints meanwhile."""
     while not termination.requested:
         time.sleep(_LOOK_SECONDS)
+        server.adopt_checkpoints()
 
 
 def run() -> None:

@@ -110,14 +110,16 @@ def refuse_variable_server() -> None:
         )
 
 
-def refuse_on_policy_flags() -> None:
-    """Raises a UserError for flags of rollouts: off-policy collectors write to a replay buffer."""
-    for name, default in (("synchronous", "auto"), ("max_policy_lag", None)):
-        value = flags.FLAGS[name].value
-        if value != default:
+def check(workflow: Any) -> None:
+    """Raises a UserError for flags of rollouts where collectors write to a replay buffer."""
+    from tfrl.workflows import OffPolicyWorkflow
+
+    for name in ("synchronous", "max_policy_lag"):
+        flag = flags.FLAGS[name]
+        if isinstance(workflow, OffPolicyWorkflow) and flag.value != flag.default:
             raise UserError(
-                f"--{name}={value}",
+                f"--{name}={flag.value}",
                 expected="no value for off-policy training, whose learner samples a replay buffer",
-                got=repr(value),
+                got=repr(flag.value),
                 remedy="Leave it out.",
             )

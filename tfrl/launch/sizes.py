@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfrl.launch import settings
+from tfrl.launch import settings, shared_flags
 from tfrl.launch.job import COLLECTOR, LEARNER, JobOptions, Role
 
 
@@ -23,6 +23,7 @@ def checked_workflow(options: JobOptions, num_replicas: int) -> Any:
 
     assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
     workflow: Any = assembled.workflow
+    shared_flags.check(workflow)
     tables.check_job(
         workflow, options.collectors, options.replay_servers, options.learners, num_replicas
     )

@@ -136,8 +136,8 @@ class RemoteCollectors(Collectors):
             with contextlib.suppress(WaitEndedError):  # `play` raises it too, where a runner saves
                 self._publish(state.agent_state)
 
-    def pause(self) -> None:
-        """Called when the learner evaluates or saves."""
+    def end_call(self) -> None:
+        """See `Collectors`."""
         self._iterating = False
 
     def finish(self, state: State) -> None:
@@ -231,17 +231,19 @@ class RemoteCollectors(Collectors):
     # Messages about waiting.
 
     def _watch(self) -> None:
-        """Logs a line when neither env steps nor learner steps of an iteration increase."""
+        """Logs a line when neither env steps nor learner steps increase."""
         before, since, told = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
             if self._steps is None or not self._leads:
                 continue
             now = (self._env_steps, self._learner_steps)
-            if now != before or not self._iterating:
+            if now != before:
                 before, since, told = now, time.monotonic(), False
             elif not told and time.monotonic() - since > _PATIENCE_SECONDS:
                 told = True
-                self._log(f"No progress for {time.monotonic() - since:.0f} s. {self._who()}")
+                doing = "" if self._iterating else "The learner evaluates or saves. "
+                waited = time.monotonic() - since
+                self._log(f"No progress for {waited:.0f} s. {doing}{self._who()}")
 
     def _who(self) -> str:
         """Describes the processes that the learner waits for, for the user; called in a thread."""

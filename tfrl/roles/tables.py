@@ -83,6 +83,12 @@ def check_job(
     Raises:
       UserError: For a workflow that cannot be distributed, or numbers that do not fit it.
     """
+    if num_replicas > 1:  # each also plays a part of an evaluation
+        eval_env = workflow.eval_env
+        played = (
+            {} if isinstance(eval_env, HostEnv) else {"num_envs of eval_env": eval_env.num_envs}
+        )
+        check_divided(num_learners * num_replicas, played, {})
     if isinstance(workflow, OnPolicyWorkflow):
         _check_one_server(num_servers)
         _check_env_share(workflow, num_collectors)
@@ -95,7 +101,7 @@ def check_job(
                 remedy="Change the number of collectors or workers.",
             )
         num_envs = {"make_env.num_envs": workflow.env.num_envs}
-        check_divided(num_replicas, num_envs, workflow.divided_sizes)
+        check_divided(num_learners * num_replicas, num_envs, workflow.divided_sizes)
         return
     distributed_replay(workflow, num_servers)
     size = cast("OffPolicyWorkflow", workflow).batch_size

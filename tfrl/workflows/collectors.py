@@ -88,8 +88,8 @@ class Collectors(Protocol):
     def begin(self, state: State) -> None:
         """Called with the state before each call of several iterations."""
 
-    def pause(self) -> None:
-        """Called after it; the learner may evaluate or save."""
+    def end_call(self) -> None:
+        """Called after each call of several iterations; the learner may evaluate or save then."""
 
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool

@@ -42,7 +42,7 @@ from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.checks import check_episodes, check_evaluator
-from tfrl.workflows.core import Workflow
+from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
 
@@ -256,6 +256,13 @@ class EvolutionWorkflow(Workflow):
         return None
 
     # A generation.
+
+    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
+        """See `Workflow`; several processes begin with the chief's state."""
+        if self.worker_group is not None:  # processors differ in the last bits of a search
+            values = self.worker_group.broadcast_arrays(tf.nest.flatten(state))
+            state = tf.nest.pack_sequence_as(state, list(map(tf.constant, values)))
+        return super().advance(state, iterations, until)
 
     @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:

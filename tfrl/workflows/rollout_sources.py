@@ -264,8 +264,8 @@ class CollectorSource(RolloutSource):
         self._collectors.begin(state)
 
     def end_call(self) -> None:
-        """Tells the collectors' side that the learner does other things now."""
-        self._collectors.pause()
+        """Tells the collectors' side that the learner may evaluate or save now."""
+        self._collectors.end_call()
 
     def close(self) -> None:
         """Closes the connections to collectors."""

@@ -120,6 +120,26 @@ def test_what_a_client_asked_for_is_kept_though_the_server_was_killed(make, tmp_
     assert names(tmp_path) == ["ckpt-000001", "ckpt-000002", "ckpt-000003"]
 
 
+def test_what_clients_asked_for_is_taken_meanwhile(make, tmp_path):
+    lines = []
+    server = make(tables(), checkpoint_dir=tmp_path, log=lines.append)
+    for value in (1, 2):
+        write(client_of(server), [value])
+        client_of(server).checkpoint()
+        server.adopt_checkpoints()
+    assert names(tmp_path) == ["ckpt-000001", "ckpt-000002"]
+    cut = pathlib.Path(client_of(server).checkpoint())
+    (cut / "items.tfrecord").write_bytes(b"x\x9c no zlib")
+    server.adopt_checkpoints()
+    assert names(tmp_path) == ["ckpt-000001", "ckpt-000002"]
+    assert len(lines) == 1 and "is not complete, and was removed: [Errno 28]" in lines[0]
+    in_place_of(tmp_path / ".writing")
+    for _ in range(2):
+        server.adopt_checkpoints()
+    assert len(lines) == 2 and lines[1].startswith(f"replay checkpoints in {tmp_path}: expected a")
+    server.stop(checkpoint=False)
+
+
 def test_save_to_a_folder_of_ones_own(make, tmp_path):
     server = make(tables())
     write(client_of(server), [1, 2])

@@ -172,7 +172,7 @@ class ReverbBuffer(ReplayBuffer):
         for config in self.replay.table_configs:
             size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
             if config.kind not in ONCE and size < before:
-                self._connection.probe()  # it may have answered before the heartbeat asked again
+                self._connection.probe()  # the heartbeat may not have noticed the restart yet
             if self._connection.reconnections != self._reconnections:
                 return  # the server may have restarted from its last checkpoint
             if config.kind not in ONCE and size < before:

@@ -140,23 +140,28 @@ class ReverbCheckpoints:
       writing: The folder that Reverb writes to.
     """
 
-    def __init__(self, directory: pathlib.Path, max_to_keep: int):
+    def __init__(self, directory: pathlib.Path, max_to_keep: int, log: Callable[[str], None]):
         """Creates the folder and locks it.
 
         Args:
           directory: The folder of the checkpoints.
           max_to_keep: The number of checkpoints to keep.
+          log: Takes lines about checkpoints that Reverb did not write wholly.
 
         Raises:
           UserError: It cannot be written, or another server uses it.
         """
         self.directory, self.max_to_keep = directory, max_to_keep
         self.writing = directory / ".writing"
+        # Reverb removes what stands beside its next checkpoint.
+        self._finished = directory / ".writing-finished"
+        self._log = log
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = files.DirectoryLock(directory)
             files.remove_temporaries(directory)
             self.writing.mkdir(exist_ok=True)
+            self._finished.mkdir(exist_ok=True)
             self.adopt_finished()
             for unfinished in self.writing.iterdir():
                 shutil.rmtree(unfinished)
@@ -191,11 +196,20 @@ class ReverbCheckpoints:
         Raises:
           OSError: The disk is full, for example.
         """
+        finished = self._finished / written.name
+        os.rename(written, finished)
+        return self._adopt(finished)
+
+    def _adopt(self, finished: pathlib.Path) -> pathlib.Path:
         newest = self.newest_first()
         number = _number(newest[0]) + 1 if newest else 1
         final = self.directory / f"ckpt-{number:06d}"
-        seal(written)
-        files.replace_directory(written, final)
+        try:
+            seal(finished)
+        except IncompleteError:
+            files.remove_directory(finished)
+            raise
+        files.replace_directory(finished, final)
         for old in self.newest_first()[self.max_to_keep :]:
             files.remove_directory(old)
         working_copy.publish(final)
@@ -211,10 +225,15 @@ class ReverbCheckpoints:
         Raises:
           OSError: The disk is full, for example.
         """
-        for written in sorted(self.writing.iterdir()):
+        for written in self.writing.iterdir():
             if (written / _DONE).is_file():
-                with contextlib.suppress(IncompleteError):
-                    self.adopt(written)
+                with contextlib.suppress(FileNotFoundError):  # Reverb has removed it
+                    os.rename(written, self._finished / written.name)
+        for finished in sorted(self._finished.iterdir()):
+            try:
+                self._adopt(finished)
+            except IncompleteError as error:
+                self._log(f"A replay checkpoint is not complete, and was removed: {error}.")
 
 
 def _number(folder: pathlib.Path) -> int:
@@ -246,10 +265,11 @@ def seal(folder: pathlib.Path) -> None:
 def _has_end(path: pathlib.Path) -> bool:
     """Whether a file is a whole zlib stream, as Reverb writes also without any record."""
     stream = zlib.decompressobj()
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, contextlib.suppress(zlib.error):
         while block := file.read(_READ_BYTES):
             stream.decompress(block)
-    return stream.eof
+        return stream.eof
+    return False
 
 
 def damage(folder: pathlib.Path) -> str | None:

@@ -315,8 +315,13 @@ class Connection:
         return self._heartbeat.reconnections
 
     def probe(self) -> None:
-        """Asks the server at once, so that `reconnections` has all outages so far."""
+        """Asks the server at once, and waits for a lost one; `reconnections` then has the outage.
+
+        Raises:
+          ServerLostError: The server is lost.
+        """
         self._heartbeat.ask()
+        self.check()
 
     def server_info(self) -> dict[str, Any]:
         """Returns `{table: reverb TableInfo}`.

@@ -177,6 +177,7 @@ class ReverbServer:
         self._saving = threading.RLock()
         self._ending = threading.Event()
         self._stopped = False
+        self._failure = ""  # of the last `adopt_checkpoints`
         self._server: Any = None
         self.restored: dict[str, int] | None = None
         self.restored_from: pathlib.Path | None = None
@@ -191,7 +192,7 @@ class ReverbServer:
             self._scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
         else:
             folder = checkpoints.place_of(checkpoint_dir)
-            self._checkpoints = checkpoints.ReverbCheckpoints(folder, max_to_keep)
+            self._checkpoints = checkpoints.ReverbCheckpoints(folder, max_to_keep, self._log)
         try:
             self._start(list(tables), port, restore_from)
             self.port: int = self._running.port
@@ -237,6 +238,23 @@ class ReverbServer:
                 raise self._checkpoints.unwritable(error) from error
             self._tell(path)
             return path
+
+    def adopt_checkpoints(self) -> None:
+        """Takes the checkpoints that clients requested into `checkpoint_dir`; logs failures.
+
+        Without it the next `checkpoint`, `stop` or start does so. Reverb keeps only the last.
+        """
+        if self._checkpoints is None:
+            return
+        failure = ""
+        with self._saving:
+            try:
+                self._checkpoints.adopt_finished()
+            except OSError as error:
+                failure = str(self._checkpoints.unwritable(error))
+        if failure and failure != self._failure:
+            self._log(failure)
+        self._failure = failure
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes a checkpoint to any folder; replaces an existing folder.
