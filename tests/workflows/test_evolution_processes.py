@@ -28,8 +28,12 @@ def learnt(folder, strategy=None):
     """Runs some generations; returns the workflow, and digests of all that the state has."""
     flow = workflow_of(agent=NORMALIZING, obs_statistics="running", strategy=strategy)
     state = flow.learn(flow.setup(0), total_env_steps=400, root_dir=folder, progress=False)
-    bits = {path: zlib.crc32(np.array(x).tobytes()) for path, x in struct.paths(state).items()}
-    return flow, {"bits": bits, "env_steps": flow.report.env_steps}
+    return flow, {"bits": bits_of(state), "env_steps": flow.report.env_steps}
+
+
+def bits_of(state):
+    """Digests of all leaves of a state."""
+    return {path: zlib.crc32(np.array(x).tobytes()) for path, x in struct.paths(state).items()}
 
 
 @pytest.mark.usefixtures("grappler")
@@ -44,5 +48,7 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
     fitness = [[json.loads(row)["fitness_mean"] for row in text.splitlines()] for text in rows]
     assert fitness[0] == fitness[1] != []
     # One process goes on where two have ended.
-    state = flow.restore(str(tmp_path / "two" / "checkpoints"))
-    assert flow.env_steps(state) == one["env_steps"]
+    states = [flow.restore(str(tmp_path / name / "checkpoints")) for name in ("one", "two")]
+    after = [bits_of(flow.advance(state, 1).state) for state in states]
+    assert bits_of(states[1]) == one["bits"] != after[0]
+    assert after[0] == after[1]

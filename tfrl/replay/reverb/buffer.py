@@ -171,11 +171,12 @@ class ReverbBuffer(ReplayBuffer):
         result = self._connection.server_info()
         for config in self.replay.table_configs:
             size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
-            if config.kind not in ONCE and size < before:
+            shrank = config.kind not in ONCE and size < before
+            if shrank:
                 self._connection.probe()  # the heartbeat may not have noticed the restart yet
             if self._connection.reconnections != self._reconnections:
                 return  # the server may have restarted from its last checkpoint
-            if config.kind not in ONCE and size < before:
+            if shrank:
                 raise UserError(
                     f"table {config.name!r} of the Reverb server at {self.address}",
                     expected=f"at least the {before:,} items of the previous check",
