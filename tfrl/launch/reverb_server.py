@@ -30,6 +30,8 @@ The training's gin file defines the tables. The same command resumes from the la
 # Subfolder of --root_dir, which may be the run folder of the training.
 FOLDER = "replay_checkpoints"
 _LOOK_SECONDS = 0.2
+# Seconds between two looks for checkpoints of clients: each is read once, on a full disk again.
+_ADOPT_SECONDS = 2.0
 
 flags.DEFINE_integer(
     "port",
@@ -187,9 +189,12 @@ def _items(sizes: Mapping[str, int]) -> str:
 
 def _wait(termination: Termination, server: "ReverbServer") -> None:
     """Waits for a signal; takes the learner's checkpoints meanwhile."""
+    looked = time.monotonic()
     while not termination.requested:
         time.sleep(_LOOK_SECONDS)
-        server.adopt_checkpoints()
+        if time.monotonic() - looked >= _ADOPT_SECONDS:
+            server.adopt_checkpoints()
+            looked = time.monotonic()
 
 
 def run() -> None:
