@@ -22,7 +22,7 @@ ROWS = oracle.trajectory(helpers.streams("NEXT_STEP", 2, 40), 0, 40)
 
 class DatasetTest(parameterized.TestCase):
     def buffer(self, **options):
-        buffer = helpers.maker(**{"timeout": 0.5, **options}).init()
+        buffer = helpers.maker(**options).init()
         self.addCleanup(buffer.close)
         return buffer
 
@@ -115,7 +115,7 @@ class DatasetTest(parameterized.TestCase):
                 buffer.distributed_dataset(strategy, 7)
 
     def test_nothing_to_sample_is_an_error(self):
-        buffer = self.buffer(min_size=5)
+        buffer = self.buffer(min_size=5, timeout=0.5)
         start = time.monotonic()
         with pytest.raises(UserError, match="expected items to sample within timeout=0.5 s"):
             next(buffer.batches(buffer.dataset(2)))
@@ -124,7 +124,7 @@ class DatasetTest(parameterized.TestCase):
         assert 0.9 < time.monotonic() - start < 8
 
     def test_a_dataset_that_waits(self):
-        buffer = self.buffer(min_size=5)
+        buffer = self.buffer(min_size=5, timeout=0.5)
 
         def later():
             time.sleep(1.5)  # three timeouts

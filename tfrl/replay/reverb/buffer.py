@@ -112,11 +112,6 @@ class ReverbBuffer(ReplayBuffer):
         self._looked = time.monotonic()
         self._writer: Writer | None = None  # opened by the first `add`; a learner needs none
         self._closed = False
-        try:
-            check_tables(self._connection.server_info(), self.replay)
-        except BaseException:
-            self._connection.close()
-            raise
 
     def _use(self, connection: Any) -> None:
         """Switches to a server."""
@@ -603,7 +598,11 @@ def _refuse(
 
 
 def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
-    """Returns the factory with `packed` resolved, and a connection to its server."""
+    """Returns the factory with `packed` resolved, and a connection to its server.
+
+    Raises:
+      UserError: The tables of a server at an address differ from the factory's.
+    """
     reverb()
     if replay.address is None:
         if replay.packed is None:
@@ -615,7 +614,9 @@ def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
         replay.address, timeout=replay.timeout, reconnect_seconds=replay.reconnect_seconds
     )
     try:
-        return as_served(replay, connection.server_info()), connection
+        info = connection.server_info()
+        check_tables(info, replay)
+        return as_served(replay, info), connection
     except BaseException:
         connection.close()
         raise
