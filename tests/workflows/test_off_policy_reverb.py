@@ -272,7 +272,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
         @tf.function(autograph=False)
         def used(env_steps):
             batches = experience.batches() if experience.fetches(made) else ()
-            batch, _ = flow._sample_number(state, tf.constant(0), key, env_steps, batches)
+            with experience.learner_call(batches):
+                batch, _ = flow._sample_number(state, tf.constant(0), key, env_steps)
             return batch.index, batch.weight
 
         self.assertEqual(experience.fetches(made), mode == "xla")

@@ -88,7 +88,7 @@ class MirroredTest(parameterized.TestCase):
 
         @tf.function(autograph=False)
         def sample():
-            return tf.nest.flatten(experience.sample(key, tf.constant(0.5)))
+            return tf.nest.flatten(experience.sample(0, key, tf.constant(0.5)))
 
         items = tf.nest.pack_sequence_as(experience.batch_spec, sample())
         parts = flow.replicas.per_replica(items)

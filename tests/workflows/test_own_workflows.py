@@ -154,8 +154,8 @@ def test_a_workflow_over_a_learner_defines_two_methods(suite):
     row, state = workflow.step(state)
     assert (row["iterations"], row["learner_steps"]) == (3, 3)
     assert workflow.describe().endswith(f"x {LENGTH} steps")
-    with pytest.raises(UserError, match="Plain.after_rollout: expected an override, for rollouts"):
-        workflow.after_rollout(state, None, None, ())
+    with pytest.raises(UserError, match="Plain.learn_from: expected an override, for rollouts"):
+        workflow.learn_from(state, None, None)
     workflow.close()
 
 

@@ -43,8 +43,8 @@ class InGraphExperience:
         """Stores a rollout."""
         self.buffer.add(trajectory)
 
-    def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
-        """Draws the batch of a learner step."""
+    def sample(self, number: tf.Tensor, key: tf.Tensor, beta: tf.Tensor) -> Nest:
+        """Draws the batch of a learner step; its number in the iteration does not matter."""
         batch = self.buffer.sample(key, self._workflow.batch_size, beta)
         # An unused index would cost time in every iteration of a graph.
         return batch if self._workflow.prioritized else batch.replace(index=None)
@@ -54,12 +54,15 @@ class InGraphExperience:
         self.buffer.update_priorities(index, priorities)
         return []
 
+    def take_outputs(self, outputs: list[tf.Tensor]) -> None:
+        """Does nothing: `update_priorities` has no outputs."""
+
     def batch_form(self, key: tf.Tensor) -> Nest:
         """Returns the specs of a batch of one replica."""
         form: list[Nest] = []
 
         def sample() -> tf.Tensor:
-            own = self._workflow.replicas.per_replica(self.sample(key, tf.constant(1.0)))[0]
+            own = self._workflow.replicas.per_replica(self.sample(0, key, tf.constant(1.0)))[0]
             form[:] = [tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), own)]
             return tf.constant(0)
 

@@ -9,31 +9,30 @@ does not depend on timing.
 """
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import Agent
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.worker_group import WorkerGroup
-from tfrl.envs.core import Env
-from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.nest_packing import HostPacker
-from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
+from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.rollout_sources import RolloutSource
 from tfrl.workflows.run_state import State
 from tfrl.workflows.runner import Iterating, MetricRows, Runner
-from tfrl.workflows.stages import RunPhase, Stages
+from tfrl.workflows.stages import Stages
 
 T = TypeVar("T")
 # The fixed length of a row of metrics, whose names are known only after tracing.
@@ -71,12 +70,16 @@ class Experience(Protocol):
     def batches(self) -> Nest:
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
+    def learner_call(self, batches: Nest) -> AbstractContextManager[list[tf.Tensor]]:
+        """Enters the trace of a call that learns from `batches`, or () for batches that it reads.
+
+        Yields the list that receives the call's host outputs.
+        """
+
 
 class HostIterating(Iterating, Protocol):
     """A workflow, as a host runner uses it."""
 
-    env: Env
-    agent: Agent
     rollout_length: int
 
     @property
@@ -91,19 +94,15 @@ class HostIterating(Iterating, Protocol):
     def rollout_source(self) -> RolloutSource:
         """Where the rollouts come from."""
 
-    def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
-        """Returns how the agent acts in a phase."""
-
-    def after_rollout(
-        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Everything after a rollout; returns metrics, state and host outputs; traced.
+    def learn_from(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Everything after a rollout; returns metrics and state; traced.
 
         Args:
           state: Before the iteration, without environments.
-          played: The result of `play`.
+          out: The result of the rollout.
           key: int32 [2].
-          batches: Prefetched batches, or ().
         """
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
@@ -266,11 +265,7 @@ class CompiledLearnerCall:
         self._modes, self._seconds = run_stages.modes, run_stages.seconds
         self._lag = int(workflow.acts_ahead)
         self._length = workflow.rollout_length
-        agent, env = workflow.agent, workflow.env
-        act = workflow.action_fn_of(run_stages.phase)
-        # Only environments on the host have policies outside the graph.
-        halves = env.halves if isinstance(env, HostEnv) else []
-        self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
+        self._policies = workflow.rollout_source.policies(random=run_stages.phase.random)
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
         self._count = len(leaves.carried(state.replace(env_state=None, carry=None)))
         self._bundle: HostPacker | None = None
@@ -382,10 +377,13 @@ class CompiledLearnerCall:
         played = self._bundle.nest(played_leaves)  # type: ignore[union-attr]
         policy_lag = form.metrics.learner["learner_steps"].read_value() - acted_at
         run_stages = Stages(self._phase, self._modes, self._seconds, None)
-        with run_stages.in_use():
-            metrics, state, outputs = self._workflow.after_rollout(
-                state, played, learn_key, batches
-            )
+        experience, workflow = self._experience, self._workflow
+        call = (
+            contextlib.nullcontext([]) if experience is None else experience.learner_call(batches)
+        )
+        with run_stages.in_use(), call as outputs:
+            out = workflow.rollout_source.result(state, played)
+            metrics, state = workflow.learn_from(state, out, learn_key)
         names = sorted(metrics)
         floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
         counters = state.metrics.counters()

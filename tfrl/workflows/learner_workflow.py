@@ -286,6 +286,21 @@ class LearnerWorkflow(Workflow):
         common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
+    def learn_from(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Everything after a rollout; returns the metrics of the iteration and the state.
+
+        Raises:
+          UserError: Here; a workflow that overrides `iterate` does not need it.
+        """
+        raise UserError(
+            f"{type(self).__name__}.learn_from",
+            expected="an override, for rollouts in Python",
+            got="none",
+            remedy="Override `iterate`, or derive from OnPolicyWorkflow or OffPolicyWorkflow.",
+        )
+
     def fit(
         self, state: State, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
@@ -751,26 +766,6 @@ class LearnerWorkflow(Workflow):
         return False
 
     # For the host's runner.
-
-    def action_fn_of(self, phase: RunPhase) -> ActionFn:
-        """Returns the function that chooses the actions of a phase."""
-        agent = self.agent
-        return agent.random_actions if phase.random else agent.compute_actions
-
-    def after_rollout(
-        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Everything after a rollout on the host, see `host_runner.HostIterating`.
-
-        Raises:
-          UserError: Here; a workflow that overrides `iterate` does not need it.
-        """
-        raise UserError(
-            f"{type(self).__name__}.after_rollout",
-            expected="an override, for rollouts in Python",
-            got="none",
-            remedy="Override `iterate`, or derive from OnPolicyWorkflow or OffPolicyWorkflow.",
-        )
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:

@@ -538,37 +538,20 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self, state: State, out: RolloutResult, key: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
         """Stores a rollout, and takes the learner steps that are due."""
-        metrics, state, _ = self._learn(state, out, key)
-        return metrics, state
-
-    def after_rollout(
-        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """See `LearnerWorkflow.after_rollout`; the learner steps take `batches`, if any."""
-        return self._learn(state, self.rollout_source.result(state, played), key, batches)
-
-    def _learn(
-        self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Stores a rollout, and takes the learner steps that are due."""
         run_stages = stages.current()
         learns = self.phase_of(state).learns if run_stages is None else run_stages.phase.learns
         before = state.metrics.env_steps
         env_steps = before + out.counts["env_steps"]
         metrics: dict[str, tf.Tensor] = {}
-        outputs: list[tf.Tensor] = []
         state = self.with_normalizer(state, out.normalizer)
         # Before the samples: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
         if learns:
-            metrics, state, outputs = self._learn_from_replay(
-                state, before, env_steps, key, batches
-            )
+            metrics, state = self._learn_from_replay(state, before, env_steps, key)
         else:
             # No update, but the schedules of acting advance.
             state = self._follow_schedules(state, env_steps)
-        metrics, state = self.finished(state, out, metrics)
-        return metrics, state, outputs
+        return self.finished(state, out, metrics)
 
     # One learner step per iteration, on a batch that is drawn as soon as the steps are stored.
 
@@ -699,22 +682,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return self.with_learner_state(state, own)
 
     def _sample_number(
-        self,
-        state: State,
-        number: tf.Tensor,
-        key: tf.Tensor,
-        env_steps: tf.Tensor,
-        batches: Nest = (),
+        self, state: State, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[Nest, tf.Tensor]:
         """Returns the sample of learner step `number` of an iteration, and its update's key."""
         keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
         beta = make_schedule(self.priority_beta)(env_steps)
-        if tf.nest.flatten(batches):  # read from Reverb before
-            batch = tf.nest.map_structure(lambda x: x[number], batches)
-            batch = self._reverb(state).weighted(batch, beta)
-        else:
-            batch = self._experience(state).sample(keys["sample"], beta)
-        return batch, keys["update"]
+        return self._experience(state).sample(number, keys["sample"], beta), keys["update"]
 
     def _learn_from_replay(
         self,
@@ -722,8 +695,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         before: tf.Tensor,
         env_steps: tf.Tensor,
         key: tf.Tensor,
-        batches: Nest,
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
+    ) -> tuple[dict[str, tf.Tensor], State]:
         """Takes the learner steps that are due, each on a fresh sample.
 
         Args:
@@ -731,10 +703,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
           before: int64, env steps before the rollout.
           env_steps: int64, env steps after the rollout.
           key: int32 [2].
-          batches: Prefetched batches, or ().
 
         Returns:
-          The means of the metrics, the state, and the host outputs [K, ...] of K learner steps.
+          The means of the metrics, and the state.
         """
         due = self.updates_due(before, env_steps)
         if not isinstance(due, int) or due == 0:
@@ -743,14 +714,15 @@ class OffPolicyWorkflow(LearnerWorkflow):
         def once(
             number: tf.Tensor, state: State = state
         ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-            batch, update_key = self._sample_number(state, number, key, env_steps, batches)
+            batch, update_key = self._sample_number(state, number, key, env_steps)
             age = {} if self.collectors is None else self._age_of(state, batch)
             row, state, outputs = self._update_on(state, batch, update_key, env_steps)
             return {**row, **age}, state, outputs
 
         if isinstance(due, int) and due == 1:
             row, state, outputs = once(tf.constant(0))
-            return row, state, [x[tf.newaxis] for x in outputs]
+            self._experience(state).take_outputs([x[tf.newaxis] for x in outputs])
+            return row, state
 
         def step(j: tf.Tensor, carried: Any) -> tuple[Any, dict[str, tf.Tensor]]:
             kept, own = carried
@@ -766,7 +738,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         (kept, own), row = mean_of_steps(due, step, carried)
         learner_state = leaves.with_carried(self.learner_state(state), own)
         state = self.with_learner_state(state, learner_state)
-        return row, state, [array.stack() for array in kept]
+        self._experience(state).take_outputs([array.stack() for array in kept])
+        return row, state
 
     def _age_of(self, state: State, batch: Nest) -> dict[str, tf.Tensor]:
         """Returns the mean number of learner steps since the policies that played a batch.

@@ -161,13 +161,6 @@ class OnPolicyWorkflow(LearnerWorkflow):
             after = self.with_normalizer(after, out.normalizer)
         return self.finished(after, out, metrics)
 
-    def after_rollout(
-        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
-    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """See `LearnerWorkflow.after_rollout`; returns no host outputs."""
-        metrics, state = self.learn_from(state, self.rollout_source.result(state, played), key)
-        return metrics, state, []
-
     # Hooks; they are traced.
 
     def make_batch(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pathlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -52,6 +53,9 @@ class ReverbExperience:
         self._spec: Nest = None
         self._reading: FastReading | None = None
         self._read_each_time = 0  # batches
+        # While a learner call is traced: the batches read before it, and its host outputs.
+        self._given: Nest = ()
+        self._outputs: list[tf.Tensor] = []
 
     @property
     def _due(self) -> int | None:
@@ -124,9 +128,26 @@ class ReverbExperience:
     def add(self, trajectory: Trajectory) -> None:
         """Does nothing: `on_rollout` has written the rollout."""
 
-    def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
-        """Returns the next batch that the dataset has sampled."""
-        return self.weighted(self._next(), beta)
+    @contextlib.contextmanager
+    def learner_call(self, batches: Nest) -> Iterator[list[tf.Tensor]]:
+        """Enters the trace of a learner call; yields the list of its host outputs, see `flush`.
+
+        Args:
+          batches: The batches [K, N, ...] that `sample` returns one by one; () for the dataset's.
+        """
+        self._given, self._outputs = batches, []
+        try:
+            yield self._outputs
+        finally:
+            self._given, self._outputs = (), []
+
+    def sample(self, number: tf.Tensor, key: tf.Tensor, beta: tf.Tensor) -> Nest:
+        """Returns the batch of learner step `number` of an iteration, which the dataset sampled."""
+        if tf.nest.flatten(self._given):
+            batch = tf.nest.map_structure(lambda x: x[number], self._given)
+        else:
+            batch = self._next()
+        return self.weighted(batch, beta)
 
     def _next(self) -> Nest:
         """Returns the next batch with weights of beta = 1, one for each local replica."""
@@ -181,6 +202,10 @@ class ReverbExperience:
             return updates
         self.buffer.update_priorities(*updates)
         return []
+
+    def take_outputs(self, outputs: list[tf.Tensor]) -> None:
+        """Takes the outputs [K, N] of the K learner steps of a call."""
+        self._outputs += outputs
 
     # XLA cannot read a dataset. If the number of learner steps is known, their batches are read
     # before them, and XLA compiles the rest.

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.envs.host_env import HostEnv
-from tfrl.rollout.acting import policy_for
+from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows.collectors import Collected, Collectors
@@ -79,6 +79,14 @@ class RolloutSource(abc.ABC):
         Returns:
           A function that returns the experience, the environments' state and the recurrent state.
         """
+
+    def policies(self, *, random: bool) -> list[HostPolicy]:
+        """Returns the policies that act outside the graph, one for each half of the environments.
+
+        Args:
+          random: Whether the actions are random.
+        """
+        return []
 
     def env_steps(self, played: Nest) -> int:
         """Returns the env steps of the experience that `play` returned, in all processes."""
@@ -216,6 +224,12 @@ class HostSource(RolloutSource):
         """Returns the rollout in Python; see `RolloutSource.rollout`."""
         return self._collect(random)
 
+    def policies(self, *, random: bool) -> list[HostPolicy]:
+        """Returns the policies of the environments; see `RolloutSource.policies`."""
+        agent = self._workflow.agent
+        act = agent.random_actions if random else agent.compute_actions
+        return [policy_for(half, agent, act) for half in self._env.halves]
+
     def blank(self, state: State) -> Trajectory:
         """Returns a trajectory of zeros: host environments cannot be stepped on trial."""
         workflow = self._workflow
@@ -234,13 +248,12 @@ class HostSource(RolloutSource):
 
     def acting_mode_chooser(self, state: State) -> Callable[[str], str]:
         """Returns `choose(asked)`: sets the mode of every half's policy; "auto" is the faster."""
-        env, agent = self._env, self._workflow.agent
 
         def choose(asked: str) -> str:
-            policies = [policy_for(half, agent, agent.compute_actions) for half in env.halves]
+            policies = self.policies(random=False)
             policy = policies[0]
             policy.mode = None if asked == "auto" else asked
-            env_state = env.states_of(state.env_state)[0]
+            env_state = self._env.states_of(state.env_state)[0]
             carry = None if state.carry is None else policy.fresh_carry()
             policy.begin(struct.values(state.agent_state), state.key, 4, env_state.obs, carry)
             for other in policies:
