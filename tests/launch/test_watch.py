@@ -47,6 +47,11 @@ def test_a_run_on_remote_storage(tmp_path, capsys):
     working_copy.forget()
 
 
+def test_it_reports_only_while_it_watches(capsys):
+    code, out, err = in_process(evaluate.main, capsys, "--variable_server=localhost:1")
+    assert (code, out) == (2, "") and "Add --watch, or leave the flag out." in err
+
+
 def test_a_run_that_never_begins(tmp_path, capsys):
     flags = (f"--root_dir={tmp_path}/none", "--watch", "--wait_seconds=0.6")
     code, out, err = in_process(evaluate.main, capsys, *flags)

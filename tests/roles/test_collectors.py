@@ -1,6 +1,7 @@
 """A learner and its collectors, in threads of one process."""
 
 import dataclasses
+import functools
 import threading
 import time
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import collect, learn, reverb_server, settings
 from tfrl.replay.reverb import connection
+from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import collector as collector_lib
-from tfrl.roles import parameters, tables
+from tfrl.roles import heartbeat, parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
 from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
@@ -256,6 +258,7 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job.begin()
     state, rows = advance(learner, state, 300)
     values = {path: np.array(x) for path, x in learner.state_values(state).items()}
+    advance(learner, state, 350)
     learner.close()  # it was killed; collectors go on
     learner = workflow(DQN)
     collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
@@ -275,12 +278,16 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     collectors.finish(state)
     job.join()
     assert 300.0 < seen <= sum(c.env_steps for c in job.collectors)
+    episodes = int(state.metrics.episodes) + collectors._new_episodes()
     while job.inserted("replay") > learner.env_steps(state):  # what came after the last look
         more, *_ = collectors.play(state.agent_state, (), None, None, waits=False)
         counted = state.metrics.env_steps + int(more.env_steps)
         state = state.replace(metrics=state.metrics.replace(env_steps=counted))
+        episodes += int(more.episodes)
     played = sum(c.env_steps for c in job.collectors)
     assert learner.env_steps(state) == job.inserted("replay") <= played
+    # Among them those whose reports the first learner has read after its checkpoint.
+    assert episodes == job.inserted("episodes") == sum(c.episodes for c in job.collectors)
     learner.close()
     job.server.stop()
 
@@ -303,10 +310,12 @@ def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
             }
 
     def learner(buffer, env_steps):
-        return SimpleNamespace(
+        made = SimpleNamespace(
             _buffer=buffer, _servers=[FakeServer(0), FakeServer(1)], _table="replay",
             _block_size=4, _env_steps=env_steps, _looked=0.0,
         )  # fmt: skip
+        made._counts = functools.partial(ReplayCollectors._counts, made)
+        return made
 
     def counts(made):
         made._looked = 0.0
@@ -371,12 +380,37 @@ def test_what_a_collector_reports_at_its_end_arrives():
         setattr(collector, name, noted)
     collector.close()
     # A writer that is closed may lose what it was given.
-    assert "report" in calls and calls[-1] == "_send_reports"
-    assert client.server_info()["episodes"].current_size == 1
-    (episodes, _, length, total) = next(client.sample("episodes", 1, emit_timesteps=False)).data
+    assert calls[-1] == "_send_reports"
+    episodes = client.server_info()["episodes"].current_size
     assert episodes == collector.episodes > 0
-    assert 0 < length == total <= collector.env_steps == 160  # a reward of 1 a step
+    told = [x.data for x in client.sample("episodes", episodes, emit_timesteps=False)]
+    lengths, returns, tasks = map(list, zip(*told, strict=True))
+    assert lengths == returns and min(lengths) > 0  # a reward of 1 a step
+    assert sum(lengths) <= collector.env_steps == 160 and set(map(int, tasks)) == {0}
     server.stop()
+
+
+def test_episodes_are_counted_over_restarts():
+    """By the server's count; a learner that has not read their reports keeps the last means."""
+    count, told = InsertCount(), []
+    made = SimpleNamespace(
+        _reports=lambda table: [told.pop(0) for _ in told[:]], _inserted={}, _episodes=3,
+        _means=(9.0, 9.0), _counts=lambda name: [count],
+    )  # fmt: skip
+    new = functools.partial(ReplayCollectors._new_episodes, made)
+
+    def row(length, total):
+        return [np.float32(length), np.float32(total), np.int32(0)]
+
+    assert new() == 0  # no answer yet
+    made._inserted[tables.EPISODES] = 5  # two reports that a learner read after its checkpoint
+    assert (new(), made._episodes, made._means) == (2, 5, (9.0, 9.0))
+    told[:], made._inserted[tables.EPISODES] = [row(2, 4), row(4, 8)], 7
+    assert (new(), made._episodes, made._means) == (2, 7, (3.0, 6.0))
+    made._inserted[tables.EPISODES] = 6  # the server is restored
+    assert (new(), count.lost) == (0, 1)
+    made._inserted[tables.EPISODES] = 7
+    assert (new(), made._episodes) == (1, 8)
 
 
 def test_reports_wait_for_a_server_that_does_not_answer():
@@ -513,6 +547,25 @@ def test_reports_that_a_restored_server_gives_again_count_once():
     collectors._unread[tables.HEARTBEATS] *= 2
     assert [[int(x) for x in row] for row in collectors._reports(tables.HEARTBEATS)] == [[1, 2, 0]]
     assert collectors._reports(tables.HEARTBEATS) == []
+    learner.close()
+    job.server.stop()
+
+
+def test_an_evaluator_is_heard(monkeypatch):
+    left = []
+    monkeypatch.setattr(heartbeat, "leave_behind", left.append)
+    monkeypatch.setattr(heartbeat, "_SECONDS", 0.1)
+    job, learner = Job(PPO, 1), workflow(PPO)
+    collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+    assert np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"])
+    evaluator = heartbeat.Heartbeat(job.server.address, tables.EVALUATOR)
+    while np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"]):
+        time.sleep(0.05)
+    told = collectors._heartbeats()
+    assert 0.0 <= told["evaluator_heartbeat_age"] < 10.0 and told["collectors"] == 0.0
+    assert "Last reports: evaluator 0 s ago." in collectors._who()
+    evaluator.close()
+    assert not left
     learner.close()
     job.server.stop()
 

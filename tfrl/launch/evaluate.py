@@ -27,7 +27,7 @@ running training is evaluated, and the results are also lines of evaluations.jso
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
 
-shared_flags.define("wait_seconds")
+shared_flags.define("variable_server", "wait_seconds")
 flags.DEFINE_integer(
     "episodes", 100, "Number of episodes, which all have the same weight.", lower_bound=1
 )
@@ -50,6 +50,7 @@ def main() -> int:
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     checkpoint = _which(flags.FLAGS.checkpoint)
     _check_video(flags.FLAGS.video)
+    _check_server(flags.FLAGS.variable_server)
     if flags.FLAGS.watch:
         await_run(values.root_dir, flags.FLAGS.wait_seconds)
     files = run_config.read(
@@ -59,12 +60,18 @@ def main() -> int:
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.distribute import is_chief, lost_workers
     from tfrl.launch import settings
+    from tfrl.replay.reverb import cancellable_call
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
         if flags.FLAGS.watch:
-            return watch(assembled, values.root_dir or "", termination)
+            server = flags.FLAGS.variable_server
+            with _heartbeat(server):
+                code = watch(assembled, values.root_dir or "", termination)
+            if server is not None and cancellable_call.has_left_behind():
+                cancellable_call.end_process(code)  # an orderly exit could wait for the server
+            return code
         result = evaluate(
             assembled,
             values.root_dir or "",
@@ -99,6 +106,26 @@ def _check_video(path: str | None) -> None:
             got=repr(path),
             remedy="Choose the format by the file extension.",
         )
+
+
+def _check_server(address: str | None) -> None:
+    if address is not None and not flags.FLAGS.watch:
+        raise UserError(
+            f"--variable_server={address}",
+            expected="--watch, for an evaluator that runs beside the training",
+            got="a single evaluation, which reports to no server",
+            remedy="Add --watch, or leave the flag out.",
+        )
+
+
+def _heartbeat(address: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Reports to a server that this process runs, if an address is given."""
+    if address is None:
+        return contextlib.nullcontext()
+    from tfrl.roles import tables
+    from tfrl.roles.heartbeat import Heartbeat
+
+    return contextlib.closing(Heartbeat(address, tables.EVALUATOR))
 
 
 def evaluate(

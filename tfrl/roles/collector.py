@@ -280,9 +280,7 @@ class ReplayCollector(Collector):
         self._buffer = replay.init()
         self._buffer.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
-        # Since the last report: rollouts for observation statistics, and ended episodes.
-        self._played: list[Trajectory] = []
-        self._ended = np.zeros(3)
+        self._played: list[Trajectory] = []  # since the last report, for observation statistics
 
     def acts_at_random(self, now: Published) -> bool:
         """Whether the next rollout is among the first `random_steps` of the run."""
@@ -298,23 +296,15 @@ class ReplayCollector(Collector):
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
         if ended.any():
             infos = played.env_extras or {}
-            sums = [np.asarray(infos[n])[ended].sum() for n in ("episode_length", "episode_return")]
-            self._ended += [np.count_nonzero(ended), *sums]
+            names = ("episode_length", "episode_return")
+            for values in zip(*(np.asarray(infos[name])[ended] for name in names), strict=True):
+                row = dict(zip(names, map(np.float32, values), strict=True))
+                self.report(EPISODES, {**row, "task_id": np.int32(self.task_id)})
         if self._normalizes:
             self._played.append(played)
 
     def report_more(self) -> None:
-        """Reports ended episodes and observation statistics since the last report."""
-        if self._ended[0]:
-            episodes, length, total = self._ended
-            row = {
-                "episodes": np.int32(episodes),
-                "task_id": np.int32(self.task_id),
-                "total_length": np.float32(length),
-                "total_return": np.float32(total),
-            }
-            self.report(EPISODES, row)
-            self._ended[:] = 0.0
+        """Reports the observation statistics since the last report."""
         if self._played:
             rollouts, self._played = self._played, []
             obs = tf.nest.map_structure(lambda *x: np.concatenate(x), *[r.obs for r in rollouts])

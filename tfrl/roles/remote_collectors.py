@@ -14,6 +14,7 @@ from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
+from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_tables
 from tfrl.replay.reverb.duplicates import Duplicates
@@ -21,6 +22,7 @@ from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.tables import (
     EPISODES,
+    EVALUATOR,
     HEARTBEATS,
     REQUEST,
     ROLLOUTS,
@@ -88,13 +90,15 @@ class RemoteCollectors(Collectors):
         connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
         self._publish_seconds, self.wait_seconds, self._log = publish_seconds, wait_seconds, log
-        self._env_steps = 0
+        self._env_steps = self._episodes = 0
         self._published = -np.inf
         self._request = 0
         self._heard: dict[int, float] = {}  # time of each collector's last heartbeat
         self._lags: dict[int, int] = {}  # policy lag at each collector's last heartbeat
+        self._evaluator_heard = np.nan  # time of the evaluator's last heartbeat
         self._reading_heartbeats = threading.Lock()
         self._unread: dict[str, list[Any]] = {}  # sampled reports by table
+        self._inserted: dict[str, int] = {}  # the server's count of all reports by table
         self._duplicates = Duplicates()  # of reports
         self._steps: Any = None  # the variable of the learner steps
         self._iterating = False  # False while the learner evaluates or saves
@@ -128,8 +132,9 @@ class RemoteCollectors(Collectors):
             raise WaitEndedError
 
     def begin(self, state: State) -> None:
-        """Publishes the agent's state, and takes the env steps of the run."""
+        """Publishes the agent's state, and takes the counters of the run."""
         self._env_steps = int(state.metrics.env_steps)
+        self._episodes = int(state.metrics.episodes)
         self._steps = state.metrics.learner["learner_steps"]
         self._iterating = True
         if self._is_due():
@@ -193,9 +198,10 @@ class RemoteCollectors(Collectors):
     def _sample_reports(self, table: str) -> None:
         """Samples all reports; waits for others if another client takes some meanwhile."""
         client, unread = self._variables.client, self._unread.setdefault(table, [])
-        size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
-        if size:
-            for item in client.sample(table, size, emit_timesteps=False):
+        info = client.server_info(timeout=_ANSWER_SECONDS)[table]
+        self._inserted[table] = info.rate_limiter_info.insert_stats.completed
+        if info.current_size:
+            for item in client.sample(table, info.current_size, emit_timesteps=False):
                 unread.append(item)
 
     def _new_reports(self, table: str) -> list[list[np.ndarray]]:
@@ -211,8 +217,8 @@ class RemoteCollectors(Collectors):
         Workers other than the chief return zeros; only the chief's records count.
         """
         if not self._leads:
-            names = ("collectors", "heartbeat_age", "policy_lag", "server_heartbeat_age")
-            return dict.fromkeys(names, np.float32(0))
+            names = ("heartbeat_age", "server_heartbeat_age", "evaluator_heartbeat_age")
+            return dict.fromkeys(("collectors", "policy_lag", *names), np.float32(0))
         with self._reading_heartbeats:
             self._note_heartbeats(self._reports(HEARTBEATS))
         ages = [time.monotonic() - heard for heard in self._heard.values()]
@@ -221,10 +227,14 @@ class RemoteCollectors(Collectors):
             "heartbeat_age": np.float32(max(ages, default=0.0)),
             "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
             "server_heartbeat_age": np.float32(max(c.heartbeat_age for c in self._connections)),
+            "evaluator_heartbeat_age": np.float32(time.monotonic() - self._evaluator_heard),
         }
 
     def _note_heartbeats(self, reports: list[list[np.ndarray]]) -> None:
         for _, learner_steps, task_id in reports:
+            if task_id == EVALUATOR:
+                self._evaluator_heard = time.monotonic()
+                continue
             self._heard[int(task_id)] = time.monotonic()
             self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
 
@@ -251,6 +261,8 @@ class RemoteCollectors(Collectors):
             self._look_at_heartbeats()
         now, last = time.monotonic(), dict(self._heard)
         heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(last.items())]
+        if not np.isnan(self._evaluator_heard):
+            heard.append(f"evaluator {now - self._evaluator_heard:.0f} s ago")
         said = f"Last reports: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
 
@@ -342,6 +354,7 @@ class ReplayCollectors(RemoteCollectors):
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
         self._none: Nest = None  # statistics of zero observations
+        self._means = (0.0, 0.0)  # of the last episodes: length and return
         self._looked = -np.inf
         workflow.replay = replay
         super().__init__(
@@ -354,13 +367,15 @@ class ReplayCollectors(RemoteCollectors):
         )
 
     def begin(self, state: State) -> None:
-        """Publishes the agent's state, and takes the env steps of the run."""
+        """Publishes the agent's state, and takes the counters of the run."""
         buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
         buffer.connection.on_wait = self._end_if_asked
         self._buffer = buffer
         super().begin(state)
+        metrics = state.metrics
+        self._means = (float(metrics.episode_length), float(metrics.episode_return))
         if self._normalizes and self._none is None:
             normalizer = struct.values(state.agent_state.normalizer)
             self._none = tf.nest.map_structure(tf.zeros_like, normalizer)
@@ -388,12 +403,13 @@ class ReplayCollectors(RemoteCollectors):
             if time.monotonic() > deadline:
                 self._refuse_wait("no new experience")
             time.sleep(_WAIT_SECONDS)
-        episodes, total_length, total_return = self._ended() if steps else (0, 0.0, 0.0)
+        episodes = self._new_episodes() if steps else 0
+        length, total = self._means
         return Collected(
             env_steps=np.asarray(steps, np.int64),
             episodes=np.asarray(episodes, np.int64),
-            episode_return=np.asarray(total_return / max(episodes, 1), np.float32),
-            episode_length=np.asarray(total_length / max(episodes, 1), np.float32),
+            episode_return=np.asarray(total, np.float32),
+            episode_length=np.asarray(length, np.float32),
             metrics=self._heartbeats(),
             seen=None if self._none is None else self._seen(steps),
         )
@@ -410,29 +426,44 @@ class ReplayCollectors(RemoteCollectors):
         A server restored from its last checkpoint has fewer inserts than before; env steps that
         were counted stay counted. The buffers keep the counts in the learner's checkpoints.
         """
-        shards = getattr(self._buffer, "shards", [self._buffer])
+        counts = self._counts("env_steps")
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             infos = [server.server_info()[self._table] for server in self._servers]
             inserted = [
                 self._block_size * info.rate_limiter_info.insert_stats.completed for info in infos
             ]
             self._looked = time.monotonic()
-            if not any(shard.env_steps_counted + shard.env_steps_lost for shard in shards):
+            if not any(count.total for count in counts):
                 # Also after a checkpoint without counts.
-                shards[0].env_steps_lost = max(self._env_steps - sum(inserted), 0)
-            for shard, now in zip(shards, inserted, strict=True):
-                shard.env_steps_lost += max(shard.env_steps_counted - now, 0)
-                shard.env_steps_counted = now
-        counted = sum(shard.env_steps_counted + shard.env_steps_lost for shard in shards)
-        return int(counted - self._env_steps)
+                counts[0].lost = max(self._env_steps - sum(inserted), 0)
+            for count, now in zip(counts, inserted, strict=True):
+                count.look(now)
+        return int(sum(count.total for count in counts) - self._env_steps)
 
-    def _ended(self) -> tuple[int, float, float]:
-        """Returns the number of episodes ended since the last call, and their steps and rewards."""
-        told = [
-            (int(e), float(steps), float(sums)) for e, _, steps, sums in self._reports(EPISODES)
-        ]
-        episodes, steps, rewards = np.sum([(0, 0.0, 0.0), *told], axis=0)
-        return int(episodes), float(steps), float(rewards)
+    def _counts(self, name: str) -> list[InsertCount]:
+        """Returns the counts of each server; the buffers keep them."""
+        shards = getattr(self._buffer, "shards", [self._buffer])
+        return [shard.inserted[name] for shard in shards]
+
+    def _new_episodes(self) -> int:
+        """Returns the number of episodes reported since the last count, and takes their means.
+
+        Counted like env steps. Where a learner before this one has read the reports, the means stay
+        those of the last episodes.
+        """
+        if told := self._reports(EPISODES):
+            length, total, _ = np.mean(told, axis=0, dtype=np.float64)
+            self._means = float(length), float(total)
+        count = self._counts("episodes")[0]
+        now = self._inserted.get(EPISODES)
+        if now is None:  # the server has not answered yet
+            return 0
+        if not count.total:  # also after a checkpoint without counts
+            count.lost = max(self._episodes - now, 0)
+        count.look(now)
+        episodes = count.total - self._episodes
+        self._episodes += episodes
+        return episodes
 
     def _seen(self, steps: int) -> Nest:
         """Returns the observation statistics since the last call."""

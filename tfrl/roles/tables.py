@@ -24,6 +24,8 @@ from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
+# The `task_id` of an evaluator's heartbeats.
+EVALUATOR = -1
 # Leaves of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
 # The name of the spec of TASK_ID, which states the number of collectors of a server.
@@ -132,12 +134,11 @@ _HEARTBEAT = {
     "learner_steps": tf.TensorSpec([], tf.int64),  # of the parameters that it acts by
     "task_id": tf.TensorSpec([], tf.int32),
 }
-# The episodes that ended in a rollout.
+# An episode that has ended. The learner counts them as it counts env steps, by inserts.
 _EPISODE = {
-    "episodes": tf.TensorSpec([], tf.int32),
+    "episode_length": tf.TensorSpec([], tf.float32),
+    "episode_return": tf.TensorSpec([], tf.float32),
     "task_id": tf.TensorSpec([], tf.int32),
-    "total_length": tf.TensorSpec([], tf.float32),
-    "total_return": tf.TensorSpec([], tf.float32),
 }
 
 

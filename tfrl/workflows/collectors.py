@@ -25,8 +25,8 @@ class Collected(struct.Struct):
     Attributes:
       env_steps: int64 scalar, items of the replay table.
       episodes: int64 scalar, episodes that have ended.
-      episode_return: float32 scalar, their mean return; 0 without any.
-      episode_length: float32 scalar, their mean length; 0 without any.
+      episode_return: float32 scalar, their mean return; arbitrary without any.
+      episode_length: float32 scalar, their mean length; arbitrary without any.
       metrics: float32 scalars by name, of the collectors.
       seen: The `RunningStatistics` of the observations; None for an agent without them.
     """

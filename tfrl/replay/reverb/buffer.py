@@ -1,5 +1,6 @@
 """A replay buffer on a Reverb server."""
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +33,31 @@ _LEAST = 2.0**-24
 _SMALLEST = 1e-300  # Reverb never samples an item of priority 0.
 # Seconds between two checks of the tables' sizes.
 _LOOK_SECONDS = 2.0
-# Attributes of a buffer, and names of its values.
-_COUNTS = ("env_steps_counted", "env_steps_lost")
+# What the learner of a distributed run counts by inserts.
+_COUNTED = ("env_steps", "episodes")
+
+
+@dataclasses.dataclass
+class InsertCount:
+    """A count of what a server was given, exact over its restarts from a checkpoint.
+
+    Attributes:
+      counted: The server's own count at the last look.
+      lost: What it counted before, and no longer counts since it was restored.
+    """
+
+    counted: int = 0
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """The count."""
+        return self.counted + self.lost
+
+    def look(self, now: int) -> None:
+        """Takes the server's own count."""
+        self.lost += max(self.counted - now, 0)
+        self.counted = now
 
 
 def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
@@ -92,9 +116,8 @@ class ReverbBuffer(ReplayBuffer):
         twice because of outages of the server: all unconfirmed items, for each outage that the
         heartbeat has found. Other tables have no duplicates, since a resent item keeps its key and
         replaces the first. `duplicates_sampled` counts the duplicates that were sampled.
-      env_steps_counted: For the learner of a distributed run: env steps inserted at the server, as
-        of its last count.
-      env_steps_lost: Env steps that it counted and that a restored server no longer counts.
+      inserted: For the learner of a distributed run: the collectors' env steps and episodes at the
+        server, `{name: InsertCount}`.
     """
 
     def __init__(self, replay: "ReverbReplay"):
@@ -106,7 +129,7 @@ class ReverbBuffer(ReplayBuffer):
         self._highest = {config.name: 1.0 for config in self.replay.table_configs}
         self._use(connection)
         self.possible_duplicates = 0
-        self.env_steps_counted = self.env_steps_lost = 0
+        self.inserted = {name: InsertCount() for name in _COUNTED}
         self._reconnections = self._created = 0
         self._sizes: dict[str, int] = {}
         self._looked = time.monotonic()
@@ -433,7 +456,10 @@ class ReverbBuffer(ReplayBuffer):
         }
         result["items_created"] = np.int64(self.items_created)
         result["possible_duplicates"] = np.int64(self.possible_duplicates)
-        return {**result, **{name: np.int64(getattr(self, name)) for name in _COUNTS}}
+        for name, count in self.inserted.items():
+            result[f"{name}_counted"] = np.int64(count.counted)
+            result[f"{name}_lost"] = np.int64(count.lost)
+        return result
 
     @property
     def new_priority(self) -> float:
@@ -455,8 +481,9 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For values of a buffer with other tables; nothing changes.
         """
-        # Earlier versions stored no counts of env steps.
-        values = {**dict.fromkeys(_COUNTS, 0), **values}
+        # Earlier versions stored no such counts.
+        names = [f"{name}_{what}" for name in _COUNTED for what in ("counted", "lost")]
+        values = {**dict.fromkeys(names, 0), **values}
         if values.keys() != self.state_values().keys():
             remedy = "Create the buffer with the tables of the saved one."
             wanted = ", ".join(sorted(self.state_values()))
@@ -469,7 +496,9 @@ class ReverbBuffer(ReplayBuffer):
         written = self._writer.created if self._writer else 0
         self._created = int(values["items_created"]) - written
         self.possible_duplicates = int(values["possible_duplicates"])
-        self.env_steps_counted, self.env_steps_lost = (int(values[name]) for name in _COUNTS)
+        for name, count in self.inserted.items():
+            count.counted = int(values[f"{name}_counted"])
+            count.lost = int(values[f"{name}_lost"])
 
     def save(self, folder: str, tables: bool = True) -> None:
         """Writes the buffer to a folder; replaces an existing folder once all is written.

@@ -1,0 +1,46 @@
+"""The heartbeat of a process of a distributed run that neither plays nor learns."""
+
+import contextlib
+import threading
+
+import numpy as np
+
+from tfrl.replay.reverb.cancellable_call import leave_behind
+from tfrl.replay.reverb.library import reverb
+from tfrl.roles.tables import HEARTBEATS
+
+_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
+
+
+class Heartbeat:
+    """Tells the learner, from a thread, that this process runs.
+
+    While the server does not answer, the thread waits for it, and the process goes on.
+    """
+
+    def __init__(self, address: str, task_id: int):
+        """Begins.
+
+        Args:
+          address: "host:port" of the server of parameters and reports.
+          task_id: The number of this process, see `tables`.
+        """
+        self._client = reverb().Client(address)
+        self._row = [np.int64(0), np.int64(0), np.int32(task_id)]  # no env steps, learner steps
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            with contextlib.suppress(Exception):  # Reverb's errors have no common base
+                self._client.insert(self._row, {HEARTBEATS: 1.0})
+            self._ending.wait(_SECONDS)
+
+    def close(self) -> None:
+        """Ends; does not wait for a server that does not answer."""
+        self._ending.set()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            leave_behind(self._client)
