@@ -1,15 +1,10 @@
 """APPO: PPO's surrogate over V-trace's targets, against NumPy."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import test_impala
-
+from tests.agents import test_impala
 from tfrl.agents.appo.losses import appo_loss
 
 CLIP = 0.2

@@ -1,12 +1,8 @@
 """What the tests of several processes share."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import processes
+from tests.distribute import processes
 
 
 @pytest.fixture(name="free_port")

@@ -3,10 +3,10 @@ import dataclasses
 import signal
 import socket
 
-import processes
 import pytest
 import tensorflow as tf
 
+from tests.distribute import processes
 from tfrl.distribute import WorkerLostError, lost_workers, make_strategy, multi_worker
 from tfrl.distribute.workers import Workers
 from tfrl.errors import UserError

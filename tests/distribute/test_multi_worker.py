@@ -1,10 +1,10 @@
 import json
 import socket
 
-import processes
 import pytest
 import tensorflow as tf
 
+from tests.distribute import processes
 from tfrl.distribute import make_strategy
 from tfrl.errors import UserError
 

@@ -1,7 +1,8 @@
 import time
 
-import processes
 import pytest
+
+from tests.distribute import processes
 
 
 def test_each_worker_knows_its_place(tmp_path):

@@ -2,9 +2,9 @@ import socket
 import threading
 import time
 
-import processes
 import pytest
 
+from tests.distribute import processes
 from tfrl.distribute import multi_worker
 from tfrl.distribute.workers import Workers
 from tfrl.errors import UserError

@@ -1,22 +1,17 @@
 """What TensorFlow takes for a function that retraces all the time, and what it does not."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 import tfrl
+from tests.learners.learner_fakes import Dot, built, column
 from tfrl.agents import RandomAgent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.evaluation import video
 from tfrl.learners.connectors.columns import RowFunction
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "learners"))
-from learner_fakes import Dot, built, column
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 import math
 
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
 
+from tests.distribute import processes
 from tfrl.distribute import WorkerGroup, is_chief
 
 

@@ -1,19 +1,11 @@
 """Modules that come, go and are copied in the middle of training."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl import seeding, struct
-from tfrl.errors import UserError
-from tfrl.learners import ALL_MODULES, Learner, ModuleConfig
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import (
+from tests.learners.learner_fakes import (
     PLAIN,
     Dot,
     EncoderHead,
@@ -27,8 +19,10 @@ from learner_fakes import (
     param,
     values,
 )
-
+from tfrl import seeding, struct
+from tfrl.errors import UserError
 from tfrl.keras import api as keras
+from tfrl.learners import ALL_MODULES, Learner, ModuleConfig
 
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")

@@ -1,21 +1,15 @@
 """The Learner: gradients, optimizers, minibatches, guards and state."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.learners.learner_fakes import RegressionAgent, SumAgent
 from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.learners import Learner, ModuleConfig
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import RegressionAgent, SumAgent
-
 from tfrl.keras import api as keras
+from tfrl.learners import Learner, ModuleConfig
 
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")

@@ -1,17 +1,12 @@
 """What losses and hooks log: traced values come out with the results of their update."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners.learner_fakes import PLAIN, Dot, RegressionAgent, built, column, param, sgd
 from tfrl.errors import UserError
 from tfrl.learners import ALL_MODULES, Learner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import PLAIN, Dot, RegressionAgent, built, column, param, sgd
 
 ID = "default_policy"
 

@@ -1,7 +1,5 @@
 """Several modules in one Learner: sizes, sharing, joint losses, who is trained, who is guarded."""
 
-import sys
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -9,19 +7,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl import seeding, struct
-from tfrl.errors import UserError
-from tfrl.learners import (
-    ALL_MODULES,
-    Learner,
-    Module,
-    ModuleConfig,
-    TargetNetworkAPI,
-    ValueFunctionAPI,
-)
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import (
+from tests.learners.learner_fakes import (
     PLAIN,
     Dot,
     EncoderHead,
@@ -35,8 +21,17 @@ from learner_fakes import (
     param,
     values,
 )
-
+from tfrl import seeding, struct
+from tfrl.errors import UserError
 from tfrl.keras import api as keras
+from tfrl.learners import (
+    ALL_MODULES,
+    Learner,
+    Module,
+    ModuleConfig,
+    TargetNetworkAPI,
+    ValueFunctionAPI,
+)
 
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")

@@ -1,12 +1,10 @@
 """Columns that a loss asks for and that a batch does not have."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners.learner_fakes import Dot, built, column
 from tfrl import struct
 from tfrl.agents.ppo import PPO
 from tfrl.episodes import SingleAgentEpisode
@@ -14,9 +12,6 @@ from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.learners.loss_checks import with_columns
 from tfrl.specs import BoundedTensorSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import Dot, built, column
 
 REMEDY = (
     "Add it to the rows; for episodes, add it with a connector or pass it to add_env_step in "

@@ -1,19 +1,22 @@
 """Updates are the same eagerly, in a graph and compiled by XLA, whatever a learner is made of."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners.learner_fakes import (
+    PLAIN,
+    Dot,
+    EncoderHead,
+    RegressionAgent,
+    SumAgent,
+    built,
+    column,
+    values,
+)
 from tfrl import seeding, struct
-from tfrl.learners import ALL_MODULES, KerasModule, Learner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import PLAIN, Dot, EncoderHead, RegressionAgent, SumAgent, built, column, values
-
 from tfrl.keras import api as tf_keras
+from tfrl.learners import ALL_MODULES, KerasModule, Learner
 
 pytestmark = pytest.mark.usefixtures("grappler")
 

@@ -1,20 +1,11 @@
 """What the Learner promises about one module: gradients, clipping, schedules, options, state."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl import seeding, struct
-from tfrl.errors import UserError
-from tfrl.learners import ALL_MODULES, KerasModule, Learner, ModuleConfig
-from tfrl.ops import schedules
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import (
+from tests.learners.learner_fakes import (
     PLAIN,
     Dot,
     RegressionAgent,
@@ -27,8 +18,11 @@ from learner_fakes import (
     sgd,
     values,
 )
-
+from tfrl import seeding, struct
+from tfrl.errors import UserError
 from tfrl.keras import api as keras
+from tfrl.learners import ALL_MODULES, KerasModule, Learner, ModuleConfig
+from tfrl.ops import schedules
 
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")

@@ -1,25 +1,20 @@
 """The Learner on several replicas: the same numbers as on one device."""
 
 import functools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.learners.learner_fakes import Dot, RegressionAgent, SumAgent, column
 from tfrl import make_env, seeding, struct
 from tfrl.agents.core import Update
 from tfrl.agents.ppo import PPO
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.rollout import rollout
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import Dot, RegressionAgent, SumAgent, column
-
-from tfrl.keras import api as keras
 
 KEY = seeding.key(0)
 

@@ -2,25 +2,20 @@
 
 import inspect
 import logging
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.learners.learner_fakes import PLAIN, Held, built, param
 from tfrl import make_env, ops, seeding, struct
 from tfrl.agents.ppo import PPO
 from tfrl.episodes import MultiAgentEpisode, SingleAgentEpisode
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import KerasModule, Learner, Module, ModuleConfig, batches
 from tfrl.learners.minibatches import plan_minibatches
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import PLAIN, Held, built, param
-
-from tfrl.keras import api as keras
 
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 

@@ -1,7 +1,6 @@
 """The Learner in two processes, each with rows of its own: the numbers of one device with all."""
 
 import json
-import pathlib
 import textwrap
 
 import pytest
@@ -24,8 +23,7 @@ HEAD = """
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.rollout import rollout
 
-    sys.path.insert(0, sys.argv[1])
-    from learner_fakes import RegressionAgent
+    from tests.learners.learner_fakes import RegressionAgent
 
     KEY = seeding.key(0)
     place = strategy.cluster_resolver.task_id
@@ -159,8 +157,7 @@ MODULES = """
 def run(program, folder, timeout=240.0):
     """What each of two processes prints last."""
     program = textwrap.dedent(HEAD) + textwrap.dedent(program)
-    fakes = pathlib.Path(__file__).parent
-    with processes.Cluster(program, 2, folder, args=[fakes]) as cluster:
+    with processes.Cluster(program, 2, folder) as cluster:
         outputs = cluster.start().wait_all(timeout)
     return [json.loads(out.splitlines()[-1]) for out in outputs]
 

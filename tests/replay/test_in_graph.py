@@ -14,15 +14,13 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.replay import oracle
 from tfrl import make_env, seeding
 from tfrl.agents.random import RandomAgent
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay, in_graph
 from tfrl.rollout import rollout
 from tfrl.types import Trajectory
-
-sys.path.insert(0, str(Path(__file__).parent))
-import oracle
 
 pytestmark = pytest.mark.usefixtures("grappler")
 
@@ -221,8 +219,7 @@ class MemoryTest(parameterized.TestCase):
 import sys, numpy as np, tensorflow as tf
 from tfrl.replay import InGraphReplay
 from tfrl import seeding
-sys.path.insert(0, {folder!r})
-from test_in_graph import ATARI, ACTION, peak
+from tests.replay.test_in_graph import ATARI, ACTION, peak
 from tfrl.types import Trajectory
 shape = dict(capacity=1_000_000, num_envs=8, frame_stack=4, n_step=3)
 buffer = InGraphReplay(obs_spec=ATARI, action_spec=ACTION, **shape).init()
@@ -240,7 +237,6 @@ sample = tf.function(lambda key: buffer.sample(key, 32), autograph=False)
 assert sample(seeding.key(0)).obs.shape == (32, 84, 84, 4)
 print("peak", peak())
 """
-        code = code.format(folder=str(Path(__file__).parent))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertIn("peak", done.stdout, done.stderr)
         self.assertBetween(float(done.stdout.split()[-1]), 7.5e9, 9e9)

@@ -1,8 +1,5 @@
 """The items of a buffer are exactly those of a replay in plain Python, whatever is added."""
 
-import sys
-from pathlib import Path
-
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -10,11 +7,9 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.replay import oracle
 from tfrl import seeding
 from tfrl.replay import InGraphReplay
-
-sys.path.insert(0, str(Path(__file__).parent))
-import oracle
 
 ACTION = tf.TensorSpec([], tf.int64)
 # Of at most 60 items each is in a draw of so many, but for a chance of 60 exp(-1500 / 60).

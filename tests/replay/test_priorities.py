@@ -1,20 +1,15 @@
 """Sums of priorities, draws in proportion to them, and what an update of them changes."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 from scipy import stats
 
+from tests.replay import oracle
 from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay
 from tfrl.replay.items import PriorityTree, highest_of_equal
-
-sys.path.insert(0, str(Path(__file__).parent))
-import oracle
 
 P_VALUE = 1e-4  # the keys are fixed, so it is decided whether a test passes
 

@@ -1,20 +1,16 @@
 """Every replica has its own buffer: it samples what was added there, and nothing else."""
 
-import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.replay import oracle
 from tfrl import seeding
 from tfrl.distribute import Replicas
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay, ReplicatedBuffer
-
-sys.path.insert(0, str(Path(__file__).parent))
-import oracle
 
 
 def mirrored(n):

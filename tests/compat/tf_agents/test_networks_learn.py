@@ -1,8 +1,6 @@
 """Agents of ours that learn with networks of TF-Agents."""
 
 import functools
-import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -19,20 +17,17 @@ from tf_agents.networks import (
 )
 
 import tfrl
+from tests.agents import off_policy_cases as cases
 from tfrl import seeding, specs, struct
 from tfrl.agents import DDPG, DQN, PPO, SAC, TD3
 from tfrl.compat.tf_agents import from_tf_agents_network, tensor_spec
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.ops.schedules import LinearSchedule
 from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
 from tfrl.workflows import OffPolicyWorkflow
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "agents"))
-import off_policy_cases as cases
-
-from tfrl.keras import api as keras
 
 KEY = seeding.key(3)
 partial = functools.partial

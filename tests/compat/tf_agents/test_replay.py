@@ -1,8 +1,5 @@
 """TF-Agents' buffer reads what our writers wrote, and ours what its observers wrote."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import reverb
@@ -11,9 +8,7 @@ from absl.testing import parameterized
 from tf_agents.replay_buffers import reverb_replay_buffer, reverb_utils
 from tf_agents.trajectories import trajectory as trajectory_lib
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "replay"))
-import oracle
-
+from tests.replay import oracle
 from tfrl.compat.tf_agents import replay
 from tfrl.errors import UserError
 

@@ -1,21 +1,16 @@
 """Advantages and targets of episodes: worked numbers, a loop, one call, few traces."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.learners.connectors import connector_fakes as fakes
 from tfrl import ops
 from tfrl.episodes import MultiAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import connectors
-
-sys.path.insert(0, str(Path(__file__).parent))
-import connector_fakes as fakes  # noqa: E402
 
 GAE = connectors.GeneralAdvantageEstimation
 # One for all tests, so that functions are traced once.

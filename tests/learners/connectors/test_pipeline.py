@@ -1,12 +1,10 @@
 """Editing pipelines, what pieces say when they stand in the wrong place, and the default one."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners.connectors import connector_fakes as fakes
 from tfrl import seeding, struct
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo import PPO
@@ -14,9 +12,6 @@ from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import connectors
 from tfrl.specs import BoundedTensorSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-import connector_fakes as fakes  # noqa: E402
 
 
 class Mark(connectors.Connector):

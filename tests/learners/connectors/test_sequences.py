@@ -1,21 +1,16 @@
 """Sequences of recurrent modules: padding, masks, states, values."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.learners.connectors import connector_fakes as fakes
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import connectors
 from tfrl.types import AgentState
-
-sys.path.insert(0, str(Path(__file__).parent))
-import connector_fakes as fakes  # noqa: E402
 
 MODULES = {"m": fakes.RunningSum()}
 STATES = {"m": AgentState(params={})}

@@ -1,17 +1,13 @@
 """What the tests of Reverb's buffer share: specs, streams, oracles, and reading a whole table."""
 
-import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from tests.replay import oracle
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb.signature import PackedItems
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import oracle
 
 OBS = tf.TensorSpec([1], tf.float32)
 ACTION = tf.TensorSpec([], tf.int64)

@@ -2,17 +2,14 @@
 
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
 from tests import forked
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.launch import settings
 from tfrl.replay.reverb import TableConfig
@@ -94,9 +91,8 @@ def test_min_size_is_no_more_than_there_is_room_for():
 
 
 DETERMINISTIC = """
-import sys
-sys.path.insert(0, {folder!r})
-import helpers, oracle
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 import tensorflow as tf
 tf.config.experimental.enable_op_determinism()
 tf.random.set_seed(1)
@@ -112,8 +108,7 @@ buffer.close()
 
 
 def test_deterministic_ops():
-    code = DETERMINISTIC.format(folder=str(Path(__file__).parent))
-    result = forked.run([sys.executable, "-c", code])
+    result = forked.run([sys.executable, "-c", DETERMINISTIC])
     assert result.stdout.split() == ["20"], result.stderr
 
 

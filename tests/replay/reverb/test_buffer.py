@@ -1,10 +1,8 @@
 """Priorities, order, limits and errors of a buffer on Reverb."""
 
 import re
-import sys
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -13,10 +11,8 @@ import reverb
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay
 

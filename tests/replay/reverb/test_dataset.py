@@ -1,19 +1,15 @@
 """Datasets: shapes and dtypes, weights that follow beta, replicas, and nothing to sample."""
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.types import Sequences, Transition
 

@@ -1,19 +1,15 @@
 """Items that a writer sent again, and that a table gave a second time."""
 
 import socket
-import sys
 import threading
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-from server_runs import wait_until
-
+from tests.replay.reverb import helpers
+from tests.replay.reverb.server_runs import wait_until
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.stream import MOST_PENDING

@@ -1,16 +1,11 @@
 """Extras, recurrent states and nests in Reverb's items."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 
 STATE = tf.TensorSpec([2], tf.float32)

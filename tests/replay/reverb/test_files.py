@@ -1,18 +1,14 @@
 """Buffers in folders, and buffers of a server elsewhere."""
 
 import shutil
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.server import ReverbServer

@@ -1,17 +1,13 @@
 """The items of Reverb's tables are exactly those of a replay in plain Python."""
 
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.replay.reverb import TableConfig, dataset
 
 CHUNKS = (1, 2, 6, 7, 18, 19, 30, 60)  # adds of T = 1, 1, 4, 1, 11, ...

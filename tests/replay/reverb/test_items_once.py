@@ -1,13 +1,10 @@
 """Tables that give each item once, in order."""
 
 import contextlib
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
+from tests.replay.reverb import helpers
 
 CHUNKS = (1, 2, 6, 7, 18, 19, 30, 60)  # adds of T = 1, 1, 4, 1, 11, ...
 ITEMS = {

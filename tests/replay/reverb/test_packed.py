@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.server import ReverbServer

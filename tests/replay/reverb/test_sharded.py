@@ -1,17 +1,13 @@
 """A buffer over several servers: where items go, where priorities come home, and what is kept."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb.server import ReverbServer
 

@@ -2,16 +2,13 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-
 from tests import forked
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.tables import check_tables

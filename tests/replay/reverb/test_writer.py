@@ -1,17 +1,13 @@
 """Writers flush on a schedule, and a buffer that only samples has none."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import helpers
-import oracle
-
 from benchmarks import replay_reverb
+from tests.replay import oracle
+from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.stream import MOST_PENDING
