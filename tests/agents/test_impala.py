@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 import tfrl
 from tfrl import ops, seeding, specs, struct
-from tfrl.agents import Impala
+from tfrl.agents import APPO, Impala
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.impala.losses import ImpalaBatch, impala_loss, successor_values
 from tfrl.errors import UserError
@@ -204,9 +204,9 @@ class LossTest(parameterized.TestCase):
 
 
 class AgentTest(parameterized.TestCase):
-    def made(self, autoreset="SAME_STEP", **options):
+    def made(self, autoreset="SAME_STEP", cls=Impala, **options):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=3, autoreset=autoreset, max_episode_steps=8)
-        agent = Impala(
+        agent = cls(
             obs_spec=env.obs_spec,
             action_spec=env.action_spec,
             hidden=(8,),
@@ -251,6 +251,24 @@ class AgentTest(parameterized.TestCase):
         self.assertEqual(set(metrics), {"explained_variance", "value_mean"})
         sequences = batch_lib.time_major(batch)
         self.assertEqual(sequences.reward.shape, [5, 12])
+
+    @parameterized.product(cls=[Impala, APPO], memory=[None, "gru"])
+    def test_normalized_advantages(self, cls, memory):
+        agent, state, trajectory = self.made(
+            "NEXT_STEP", cls, memory=memory, normalize_advantage=True
+        )
+        batch, _ = agent.learner_batch(state, trajectory)
+        self.assertFalse(batch.mask.numpy().all())
+        summed = []
+        ready = agent.prepare_minibatch(state, batch, lambda x: summed.append(x) or x)
+        std = batch.advantage.numpy()[batch.mask.numpy()].std()
+        np.testing.assert_allclose(ready.advantage_std, np.full([3, 20], std), rtol=1e-5)
+        self.assertTrue(summed)
+        _, scaled = agent.loss(state.params, state, ready, KEY)
+        _, raw = agent.loss(state.params, state, batch, KEY)
+        self.assertGreater(abs(std - 1.0), 0.01)
+        np.testing.assert_allclose(scaled["policy_loss"], raw["policy_loss"] / std, rtol=1e-4)
+        self.assertEqual(float(scaled["value_loss"]), float(raw["value_loss"]))
 
     def test_at_other_parameters_the_values_of_next_rows_are_the_new_ones(self):
         agent, state, trajectory = self.made()

@@ -166,9 +166,12 @@ class ReplicasTest(parameterized.TestCase):
         again = flow.advance(flow.load_values(flow.setup(9), kept), 1).state
         assert_same(arrays(flow, flow.advance(state, 1).state), arrays(flow, again))
 
+    @parameterized.parameters(
+        SMALL, functools.partial(Impala, hidden=(8,), memory_size=8, normalize_advantage=True)
+    )
     @pytest.mark.slow
-    def test_replicas_learn_from_sequences_as_one_device_does(self):
-        agent = SMALL(obs_spec=tf.TensorSpec([3]), action_spec=specs.DiscreteSpec(2), memory="gru")
+    def test_replicas_learn_from_sequences_as_one_device_does(self, make):
+        agent = make(obs_spec=tf.TensorSpec([3]), action_spec=specs.DiscreteSpec(2), memory="gru")
         state = agent.init(KEY)
         trajectory = scripted_experience(agent, state, steps=10, envs=8)
         batch, _ = agent.learner_batch(state, trajectory)

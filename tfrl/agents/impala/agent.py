@@ -25,6 +25,9 @@ class Impala(ActorCritic):
     value of the true successor at the end of a rollout and at a truncation.
 
     Attributes:
+      normalize_advantage: Whether the advantages are divided by the standard deviation, in the
+        minibatch, of the advantages by the behaviour parameters. Otherwise their scale is that of
+        the rewards, and the entropy bonus has to fit it.
       clip_rho: Maximum importance weight of a temporal difference (rho bar).
       clip_pg_rho: Maximum importance weight of an advantage.
     """
@@ -58,6 +61,7 @@ class Impala(ActorCritic):
     ) -> tuple[Any, dict[str, tf.Tensor]]:
         """Splits trajectories into sequences, with values of the true successors."""
         value, next_value = self.values_of(state, trajectory)
+        advantage, target = self.advantages(trajectory, value, next_value, state)
         batch = ImpalaBatch(
             obs=self.normalized(state, trajectory.obs),
             action=trajectory.action,
@@ -67,8 +71,8 @@ class Impala(ActorCritic):
             truncation=trajectory.truncation,
             next_value=next_value,
             mask=trajectory.valid,
+            advantage=advantage if self.normalize_advantage else None,
         )
-        _, target = self.advantages(trajectory, value, next_value, state)
         metrics = {
             "explained_variance": ops.explained_variance(value, target, trajectory.valid),
             "value_mean": ops.masked_mean(value, trajectory.valid),
@@ -76,8 +80,11 @@ class Impala(ActorCritic):
         return self.as_rows(batch, trajectory), metrics
 
     def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
-        """Returns the batch unchanged: V-trace computes the advantages in the loss."""
-        return batch
+        """Adds the advantages' standard deviation over the valid rows on all replicas."""
+        if not self.normalize_advantage:
+            return batch
+        _, std = ops.masked_mean_std(batch.advantage, batch.mask, all_reduce=all_reduce_sum)
+        return batch.replace(advantage_std=tf.fill(tf.shape(batch.advantage), std))
 
     def policy_loss(
         self, policy: Any, value: tf.Tensor, batch: ImpalaBatch, state: AgentState

@@ -9,6 +9,8 @@ from tfrl.agents.a2c.losses import policy_gradient_loss
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.types import Nest
 
+_EPSILON = 1e-8  # as that of `ops.normalize_advantage`
+
 
 @struct.dataclass
 class ImpalaBatch(struct.Struct):
@@ -23,6 +25,9 @@ class ImpalaBatch(struct.Struct):
       truncation: bool.
       next_value: float32, V(o_{t+1}) at the true successor, with the behaviour parameters.
       mask: bool, the valid steps, or None for all.
+      advantage: float32, the advantages by the behaviour parameters, or None.
+      advantage_std: float32, their standard deviation in the minibatch, the same in all rows, by
+        which the loss divides its own advantages; None for 1.
       state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
       starts: bool, the first steps of episodes, or None without memory.
     """
@@ -35,6 +40,8 @@ class ImpalaBatch(struct.Struct):
     truncation: tf.Tensor
     next_value: tf.Tensor
     mask: tf.Tensor | None = None
+    advantage: tf.Tensor | None = None
+    advantage_std: tf.Tensor | None = None
     state_in: Nest = None
     starts: tf.Tensor | None = None
 
@@ -130,11 +137,14 @@ def vtrace_rows(
         clip_pg_rho=clip_pg_rho,
         mask=batch.mask,
     )
+    advantage = targets.pg_advantage
+    if batch.advantage_std is not None:
+        advantage = advantage / (batch.advantage_std + _EPSILON)
     rows = PolicyBatch(
         obs=batch.obs,
         action=batch.action,
         log_prob=batch.log_prob,
-        advantage=targets.pg_advantage,
+        advantage=advantage,
         value_target=targets.value_target,
         value=value,
         mask=batch.mask,
