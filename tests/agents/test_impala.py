@@ -261,14 +261,17 @@ class AgentTest(parameterized.TestCase):
         self.assertFalse(batch.mask.numpy().all())
         summed = []
         ready = agent.prepare_minibatch(state, batch, lambda x: summed.append(x) or x)
-        std = batch.advantage.numpy()[batch.mask.numpy()].std()
-        np.testing.assert_allclose(ready.advantage_std, np.full([3, 20], std), rtol=1e-5)
+        scale = np.sqrt(np.mean(batch.advantage.numpy()[batch.mask.numpy()] ** 2))
+        np.testing.assert_allclose(ready.advantage_scale, np.full([3, 20], scale), rtol=1e-5)
         self.assertTrue(summed)
         _, scaled = agent.loss(state.params, state, ready, KEY)
         _, raw = agent.loss(state.params, state, batch, KEY)
-        self.assertGreater(abs(std - 1.0), 0.01)
-        np.testing.assert_allclose(scaled["policy_loss"], raw["policy_loss"] / std, rtol=1e-4)
+        self.assertGreater(abs(scale - 1.0), 0.01)
+        np.testing.assert_allclose(scaled["policy_loss"], raw["policy_loss"] / scale, rtol=1e-4)
         self.assertEqual(float(scaled["value_loss"]), float(raw["value_loss"]))
+        equal = batch.replace(advantage=tf.fill([3, 20], 5.0))
+        ready = agent.prepare_minibatch(state, equal, lambda x: x)
+        np.testing.assert_allclose(ready.advantage_scale, np.full([3, 20], 5.0), rtol=1e-5)
 
     def test_at_other_parameters_the_values_of_next_rows_are_the_new_ones(self):
         agent, state, trajectory = self.made()

@@ -19,6 +19,9 @@ def roles(options, addresses, **at):
         if role.kind in (job.LEARNER, job.COLLECTOR):
             flags = (*role.flags, f"--variable_server=localhost:{port}")
             role = dataclasses.replace(role, flags=flags)
+        if role.kind == job.EVALUATOR:
+            flags = (*role.flags, f"--heartbeat_server=localhost:{port}")  # the last one counts
+            role = dataclasses.replace(role, flags=flags)
         with_it.append(role)
     index = len(addresses)
     flags = [

@@ -344,7 +344,7 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     assert collector.endswith("--task_id=1 --num_tasks=2")
     evaluator = out.splitlines()[4]  # its gin files allow it to import what they name
     assert f"tfrl-evaluate {config} --root_dir=" in evaluator
-    assert f"--watch --variable_server=localhost:{port} " in evaluator
+    assert f"--watch --heartbeat_server=localhost:{port} " in evaluator
     assert evaluator.endswith("--wait_seconds=inf")  # the engine notices a learner that fails
     assert not root.exists()
     item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version

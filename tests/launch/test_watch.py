@@ -48,7 +48,7 @@ def test_a_run_on_remote_storage(tmp_path, capsys):
 
 
 def test_it_reports_only_while_it_watches(capsys):
-    code, out, err = in_process(evaluate.main, capsys, "--variable_server=localhost:1")
+    code, out, err = in_process(evaluate.main, capsys, "--heartbeat_server=localhost:1")
     assert (code, out) == (2, "") and "Add --watch, or leave the flag out." in err
 
 

@@ -20,7 +20,7 @@ from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import collector as collector_lib
-from tfrl.roles import heartbeat, parameters, tables
+from tfrl.roles import heartbeat_sender, parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
 from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
@@ -258,7 +258,9 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job.begin()
     state, rows = advance(learner, state, 300)
     values = {path: np.array(x) for path, x in learner.state_values(state).items()}
-    advance(learner, state, 350)
+    before = int(state.metrics.episodes)
+    later, _ = advance(learner, state, 350)
+    assert int(later.metrics.episodes) > before  # it has read their reports
     learner.close()  # it was killed; collectors go on
     learner = workflow(DQN)
     collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
@@ -330,11 +332,13 @@ def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
     assert counts(made) == 12
     inserted[:] = 5, 13
     assert counts(made) == 4
+    made._buffer.shards[0].inserted["episodes"] = InsertCount(5, 3)
     made._buffer.save(str(tmp_path / "saved"), tables=False)
     inserted[:] = 7, 14  # and the learner is killed
     again = learner(maker.init(), made._env_steps)
     again._buffer.restore(str(tmp_path / "saved"))
     assert counts(again) == 12
+    assert again._buffer.shards[0].inserted["episodes"] == InsertCount(5, 3)
     # A checkpoint of an earlier version has no counts.
     older = learner(maker.init(), 80)
     assert counts(older) == 4 and counts(learner(maker.init(), 90)) == 0
@@ -366,7 +370,7 @@ def test_a_block_of_transitions_counts_as_many_env_steps():
 
 def test_what_a_collector_reports_at_its_end_arrives():
     # Until learning starts nobody waits for a learner.
-    part = [*(b for b in DQN if "normalize" not in b), "OffPolicyWorkflow.learning_starts=500"]
+    part = [*DQN, "OffPolicyWorkflow.learning_starts=500"]
     server = ReverbServer(tables.make_tables(workflow(part), 1))
     client = reverb().Client(server.address)
     parameters.publish(client, parameters.Published(tables.agent_form(workflow(part)), 0, 0, False))
@@ -384,9 +388,11 @@ def test_what_a_collector_reports_at_its_end_arrives():
     episodes = client.server_info()["episodes"].current_size
     assert episodes == collector.episodes > 0
     told = [x.data for x in client.sample("episodes", episodes, emit_timesteps=False)]
-    lengths, returns, tasks = map(list, zip(*told, strict=True))
+    numbers, tasks, lengths, returns = map(list, zip(*told, strict=True))
     assert lengths == returns and min(lengths) > 0  # a reward of 1 a step
-    assert sum(lengths) <= collector.env_steps == 160 and set(map(int, tasks)) == {0}
+    assert sum(lengths) <= collector.env_steps == 160
+    assert set(map(int, tasks)) == {0} and set(map(int, numbers)) == {1}
+    assert client.server_info()["statistics"].current_size == 1
     server.stop()
 
 
@@ -399,14 +405,14 @@ def test_episodes_are_counted_over_restarts():
     )  # fmt: skip
     new = functools.partial(ReplayCollectors._new_episodes, made)
 
-    def row(length, total):
-        return [np.float32(length), np.float32(total), np.int32(0)]
+    def row(length, total, number=1):
+        return [np.int32(number), np.int32(0), np.float32(length), np.float32(total)]
 
     assert new() == 0  # no answer yet
     made._inserted[tables.EPISODES] = 5  # two reports that a learner read after its checkpoint
     assert (new(), made._episodes, made._means) == (2, 5, (9.0, 9.0))
-    told[:], made._inserted[tables.EPISODES] = [row(2, 4), row(4, 8)], 7
-    assert (new(), made._episodes, made._means) == (2, 7, (3.0, 6.0))
+    told[:], made._inserted[tables.EPISODES] = [row(2, 4), row(4, 8, 2)], 7
+    assert (new(), made._episodes, made._means) == (2, 7, (2.0, 4.0))
     made._inserted[tables.EPISODES] = 6  # the server is restored
     assert (new(), count.lost) == (0, 1)
     made._inserted[tables.EPISODES] = 7
@@ -553,21 +559,31 @@ def test_reports_that_a_restored_server_gives_again_count_once():
 
 def test_an_evaluator_is_heard(monkeypatch):
     left = []
-    monkeypatch.setattr(heartbeat, "leave_behind", left.append)
-    monkeypatch.setattr(heartbeat, "_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat_sender, "leave_behind", left.append)
+    monkeypatch.setattr(heartbeat_sender, "_SECONDS", 0.1)
     job, learner = Job(PPO, 1), workflow(PPO)
     collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
     assert np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"])
-    evaluator = heartbeat.Heartbeat(job.server.address, tables.EVALUATOR)
+    said = []
+    with pytest.raises(UserError, match="host:port"):
+        heartbeat_sender.HeartbeatSender("localhost", tables.EVALUATOR, said.append)
+    sender = heartbeat_sender.HeartbeatSender(job.server.address, tables.EVALUATOR, said.append)
     while np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"]):
         time.sleep(0.05)
     told = collectors._heartbeats()
     assert 0.0 <= told["evaluator_heartbeat_age"] < 10.0 and told["collectors"] == 0.0
     assert "Last reports: evaluator 0 s ago." in collectors._who()
-    evaluator.close()
-    assert not left
+    sender.close()
+    assert not left and not said
     learner.close()
     job.server.stop()
+    plain = ReverbServer(tables.on_reverb(workflow(DQN).replay).make_tables())  # takes no reports
+    sender = heartbeat_sender.HeartbeatSender(plain.address, tables.EVALUATOR, said.append)
+    while not said:
+        time.sleep(0.05)
+    assert said[0].startswith(f"Note: the server at {plain.address} takes no heartbeat: ")
+    sender.close()
+    plain.stop()
 
 
 def test_a_restored_server_forgets_parameters_and_rollouts():

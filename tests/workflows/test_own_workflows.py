@@ -185,7 +185,7 @@ def test_an_override_is_known_by_its_function(env, monkeypatch):
     on_policy = OwnIterate(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
     off_policy = OwnLearning(env, tfrl.DQN)
     assert on_policy.changed_hooks == ["iterate"]
-    assert off_policy.changed_hooks == ["learn_from"]
+    assert off_policy.changed_hooks == [] and not off_policy.overlaps
     assert off_policy.logic()["scale"] == 2.0
     assert tfrl.OffPolicyWorkflow(env, tfrl.DQN).changed_hooks == []
 
@@ -218,6 +218,11 @@ def test_with_reverb_the_parts_are_the_librarys():
     workflow = OwnPlay(env, tfrl.DQN, random_steps=8, batch_size=4)
     with pytest.raises(UserError, match=r"OwnPlay.play: .* Use replay_buffer=InGraphReplay"):
         workflow.setup(0)
+    learning = OwnLearning(env, tfrl.DQN, random_steps=8, batch_size=4)  # what follows a rollout
+    state = learning.advance(learning.setup(0), 4).state
+    row, state = learning.step(state)
+    assert row["mine"] == 3.0 and row["learner_steps"] > 0
+    learning.close()
 
 
 def test_an_iteration_by_itself_consumes_its_state(env):

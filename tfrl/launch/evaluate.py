@@ -27,7 +27,7 @@ running training is evaluated, and the results are also lines of evaluations.jso
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
 
-shared_flags.define("variable_server", "wait_seconds")
+shared_flags.define("wait_seconds")
 flags.DEFINE_integer(
     "episodes", 100, "Number of episodes, which all have the same weight.", lower_bound=1
 )
@@ -36,6 +36,12 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("video", None, "Also records one episode to this .mp4 or .gif file.")
 flags.DEFINE_boolean("watch", False, "Evaluate each new checkpoint of a training until it ends.")
+flags.DEFINE_string(
+    "heartbeat_server",
+    None,
+    "With --watch: address host:port of the Reverb server of a distributed run's parameters and "
+    "reports. The learner's records then have evaluator_heartbeat_age.",
+)
 
 EVALUATIONS = "evaluations.jsonl"
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 10.0
@@ -50,7 +56,7 @@ def main() -> int:
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     checkpoint = _which(flags.FLAGS.checkpoint)
     _check_video(flags.FLAGS.video)
-    _check_server(flags.FLAGS.variable_server)
+    _check_server(flags.FLAGS.heartbeat_server)
     if flags.FLAGS.watch:
         await_run(values.root_dir, flags.FLAGS.wait_seconds)
     files = run_config.read(
@@ -60,29 +66,30 @@ def main() -> int:
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.distribute import is_chief, lost_workers
     from tfrl.launch import settings
-    from tfrl.replay.reverb import cancellable_call
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
-        if flags.FLAGS.watch:
-            server = flags.FLAGS.variable_server
-            with _heartbeat(server):
-                code = watch(assembled, values.root_dir or "", termination)
-            if server is not None and cancellable_call.has_left_behind():
-                cancellable_call.end_process(code)  # an orderly exit could wait for the server
-            return code
-        result = evaluate(
-            assembled,
-            values.root_dir or "",
-            episodes=flags.FLAGS.episodes,
-            checkpoint=checkpoint,
-            seed=values.seed,
-            video=flags.FLAGS.video,
-        )
-    if is_chief(strategy):
-        print(json.dumps(result), flush=True)
-    return 0
+        if not flags.FLAGS.watch:
+            result = evaluate(
+                assembled,
+                values.root_dir or "",
+                episodes=flags.FLAGS.episodes,
+                checkpoint=checkpoint,
+                seed=values.seed,
+                video=flags.FLAGS.video,
+            )
+            if is_chief(strategy):
+                print(json.dumps(result), flush=True)
+            return 0
+        with _heartbeat(flags.FLAGS.heartbeat_server):
+            code = watch(assembled, values.root_dir or "", termination)
+    if flags.FLAGS.heartbeat_server is not None:
+        from tfrl.replay.reverb import cancellable_call
+
+        if cancellable_call.has_left_behind():
+            cancellable_call.end_process(code)  # an orderly exit could wait for the server
+    return code
 
 
 def _which(text: str) -> str | int:
@@ -111,21 +118,21 @@ def _check_video(path: str | None) -> None:
 def _check_server(address: str | None) -> None:
     if address is not None and not flags.FLAGS.watch:
         raise UserError(
-            f"--variable_server={address}",
+            f"--heartbeat_server={address}",
             expected="--watch, for an evaluator that runs beside the training",
-            got="a single evaluation, which reports to no server",
+            got="a single evaluation",
             remedy="Add --watch, or leave the flag out.",
         )
 
 
 def _heartbeat(address: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Reports to a server that this process runs, if an address is given."""
+    """Sends heartbeats to a server, if an address is given."""
     if address is None:
         return contextlib.nullcontext()
     from tfrl.roles import tables
-    from tfrl.roles.heartbeat import Heartbeat
+    from tfrl.roles.heartbeat_sender import HeartbeatSender
 
-    return contextlib.closing(Heartbeat(address, tables.EVALUATOR))
+    return contextlib.closing(HeartbeatSender(address, tables.EVALUATOR, app.say))
 
 
 def evaluate(

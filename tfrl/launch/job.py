@@ -140,7 +140,7 @@ def roles(
         # The gin files allow it to import the modules that the run folder names; until the learner
         # writes the folder, it has an earlier start's configuration. The engine watches the
         # learner, so the evaluator waits for checkpoints without a limit.
-        reports = f"--variable_server={addresses[0]}"
-        flags = [*experiment, f"--root_dir={root}", "--watch", reports, "--wait_seconds=inf"]
+        heartbeats = f"--heartbeat_server={addresses[0]}"
+        flags = [*experiment, f"--root_dir={root}", "--watch", heartbeats, "--wait_seconds=inf"]
         result.append(made(EVALUATOR, 0, "evaluate", flags))
     return result

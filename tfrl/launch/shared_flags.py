@@ -46,8 +46,7 @@ _DEFINITIONS: dict[str, Callable[[str], Any]] = {
         name,
         None,
         "Off-policy: address host:port of another Reverb server for parameters and reports; by "
-        "default the first server of --replay_server. For tfrl-evaluate --watch: the server to "
-        "report to that it runs, in any distributed run.",
+        "default the first server of --replay_server.",
     ),
     "synchronous": lambda name: flags.DEFINE_enum(
         name,

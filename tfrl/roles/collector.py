@@ -43,6 +43,7 @@ _LOOK_SECONDS = 0.002
 # Milliseconds between two checks for the end of the run, while the queue of rollouts is full.
 _SLICE_MS = 200
 _FLUSH_MS = 10_000
+_MOST_PENDING = 40  # above 50 unconfirmed items of a writer Reverb prints warnings
 _CLOSE_SECONDS = 5.0
 # Seconds of a wait for the learner before a log line.
 _TELL_SECONDS = 10.0
@@ -297,9 +298,17 @@ class ReplayCollector(Collector):
         if ended.any():
             infos = played.env_extras or {}
             names = ("episode_length", "episode_return")
-            for values in zip(*(np.asarray(infos[name])[ended] for name in names), strict=True):
-                row = dict(zip(names, map(np.float32, values), strict=True))
-                self.report(EPISODES, {**row, "task_id": np.int32(self.task_id)})
+            pairs = zip(*(np.asarray(infos[name])[ended] for name in names), strict=True)
+            for i, (length, total) in enumerate(pairs, 1):
+                row = {
+                    "episodes": np.int32(1),
+                    "task_id": np.int32(self.task_id),
+                    "total_length": np.float32(length),
+                    "total_return": np.float32(total),
+                }
+                self.report(EPISODES, row)
+                if not i % _MOST_PENDING:
+                    self._send_reports()
         if self._normalizes:
             self._played.append(played)
 

@@ -452,8 +452,8 @@ class ReplayCollectors(RemoteCollectors):
         those of the last episodes.
         """
         if told := self._reports(EPISODES):
-            length, total, _ = np.mean(told, axis=0, dtype=np.float64)
-            self._means = float(length), float(total)
+            number, _, length, total = np.sum(told, axis=0, dtype=np.float64)
+            self._means = float(length / number), float(total / number)
         count = self._counts("episodes")[0]
         now = self._inserted.get(EPISODES)
         if now is None:  # the server has not answered yet

@@ -136,9 +136,10 @@ _HEARTBEAT = {
 }
 # An episode that has ended. The learner counts them as it counts env steps, by inserts.
 _EPISODE = {
-    "episode_length": tf.TensorSpec([], tf.float32),
-    "episode_return": tf.TensorSpec([], tf.float32),
+    "episodes": tf.TensorSpec([], tf.int32),  # 1; more in a checkpoint of an earlier version
     "task_id": tf.TensorSpec([], tf.int32),
+    "total_length": tf.TensorSpec([], tf.float32),
+    "total_return": tf.TensorSpec([], tf.float32),
 }
 
 

@@ -78,8 +78,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
     `make_batch`, `update` and `priorities`.
     """
 
-    _played_in_two = (*LearnerWorkflow._played_in_two, "learn_from")
-
     def __init__(
         self,
         env: Env,
@@ -460,7 +458,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         overrides `learn_from`.
         """
         alone = not self.loops_on_host and not self.prioritized
-        return alone and "learn_from" not in self.changed_hooks and self.always_due() == 1
+        return alone and not self._has_own_learning and self.always_due() == 1
+
+    @property
+    def _has_own_learning(self) -> bool:
+        return type(self).learn_from is not OffPolicyWorkflow.learn_from
 
     def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
@@ -472,7 +474,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
             run_stages is None
             or not run_stages.phase.learns
             or self.loops_on_host
-            or not {"play", "learn_from"}.isdisjoint(self.changed_hooks)
+            or self._has_own_learning
+            or "play" in self.changed_hooks
             or self.always_due() != 1
         ):
             return False

@@ -25,9 +25,9 @@ class Impala(ActorCritic):
     value of the true successor at the end of a rollout and at a truncation.
 
     Attributes:
-      normalize_advantage: Whether the advantages are divided by the standard deviation, in the
-        minibatch, of the advantages by the behaviour parameters. Otherwise their scale is that of
-        the rewards, and the entropy bonus has to fit it.
+      normalize_advantage: Whether the advantages are divided by the root mean square, over the
+        minibatch, of the rollout's advantages by the behaviour parameters. Otherwise their scale is
+        that of the rewards, and the entropy bonus has to fit it.
       clip_rho: Maximum importance weight of a temporal difference (rho bar).
       clip_pg_rho: Maximum importance weight of an advantage.
     """
@@ -80,11 +80,12 @@ class Impala(ActorCritic):
         return self.as_rows(batch, trajectory), metrics
 
     def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
-        """Adds the advantages' standard deviation over the valid rows on all replicas."""
+        """Adds the advantages' root mean square over the valid rows on all replicas."""
         if not self.normalize_advantage:
             return batch
-        _, std = ops.masked_mean_std(batch.advantage, batch.mask, all_reduce=all_reduce_sum)
-        return batch.replace(advantage_std=tf.fill(tf.shape(batch.advantage), std))
+        mean, std = ops.masked_mean_std(batch.advantage, batch.mask, all_reduce=all_reduce_sum)
+        scale = tf.sqrt(mean**2 + std**2)
+        return batch.replace(advantage_scale=tf.fill(tf.shape(batch.advantage), scale))
 
     def policy_loss(
         self, policy: Any, value: tf.Tensor, batch: ImpalaBatch, state: AgentState

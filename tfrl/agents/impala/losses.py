@@ -26,7 +26,7 @@ class ImpalaBatch(struct.Struct):
       next_value: float32, V(o_{t+1}) at the true successor, with the behaviour parameters.
       mask: bool, the valid steps, or None for all.
       advantage: float32, the advantages by the behaviour parameters, or None.
-      advantage_std: float32, their standard deviation in the minibatch, the same in all rows, by
+      advantage_scale: float32, their root mean square in the minibatch, the same in all rows, by
         which the loss divides its own advantages; None for 1.
       state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
       starts: bool, the first steps of episodes, or None without memory.
@@ -41,7 +41,7 @@ class ImpalaBatch(struct.Struct):
     next_value: tf.Tensor
     mask: tf.Tensor | None = None
     advantage: tf.Tensor | None = None
-    advantage_std: tf.Tensor | None = None
+    advantage_scale: tf.Tensor | None = None
     state_in: Nest = None
     starts: tf.Tensor | None = None
 
@@ -138,8 +138,8 @@ def vtrace_rows(
         mask=batch.mask,
     )
     advantage = targets.pg_advantage
-    if batch.advantage_std is not None:
-        advantage = advantage / (batch.advantage_std + _EPSILON)
+    if batch.advantage_scale is not None:
+        advantage = advantage / (batch.advantage_scale + _EPSILON)
     rows = PolicyBatch(
         obs=batch.obs,
         action=batch.action,

@@ -1,11 +1,12 @@
 """The heartbeat of a process of a distributed run that neither plays nor learns."""
 
-import contextlib
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from tfrl.replay.reverb.cancellable_call import leave_behind
+from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles.tables import HEARTBEATS
 
@@ -13,19 +14,25 @@ _SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 
 
-class Heartbeat:
+class HeartbeatSender:
     """Tells the learner, from a thread, that this process runs.
 
     While the server does not answer, the thread waits for it, and the process goes on.
     """
 
-    def __init__(self, address: str, task_id: int):
+    def __init__(self, address: str, task_id: int, log: Callable[[str], None]):
         """Begins.
 
         Args:
           address: "host:port" of the server of parameters and reports.
           task_id: The number of this process, see `tables`.
+          log: Takes a line at the first error.
+
+        Raises:
+          UserError: For an address of another form.
         """
+        check_address(address)
+        self._address, self._log = address, log
         self._client = reverb().Client(address)
         self._row = [np.int64(0), np.int64(0), np.int32(task_id)]  # no env steps, learner steps
         self._ending = threading.Event()
@@ -33,9 +40,14 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
+        told = False
         while not self._ending.is_set():
-            with contextlib.suppress(Exception):  # Reverb's errors have no common base
+            try:
                 self._client.insert(self._row, {HEARTBEATS: 1.0})
+            except Exception as error:  # noqa: BLE001  (Reverb's errors have no common base)
+                if not told:
+                    self._log(f"Note: the server at {self._address} takes no heartbeat: {error}")
+                    told = True
             self._ending.wait(_SECONDS)
 
     def close(self) -> None:
