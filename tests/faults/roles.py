@@ -55,15 +55,23 @@ class Outcome:
     left: list
 
 
+def command_line(pid):
+    """The command line of a process; "" if there is none."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def children(pid, binary=None):
     """The processes that a process has started, {pid: command line}."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             parent = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-            line = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
+        line = command_line(int(path.name))
         if parent == pid and (binary is None or f"-m tfrl {binary} " in line):
             found[int(path.name)] = line
     return found
@@ -185,7 +193,8 @@ class Run:
     def outcome(self, faults, started):
         """Waits for its end."""
         code = self.wait()
-        left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
+        # The number of a process that has ended may be another's by now, or a thread's.
+        left = [line for pid, line in started.items() if command_line(pid) == line]
         summary = self.root / "summary.json"
         told = json.loads(summary.read_text()) if summary.exists() else {}
         return Outcome(self.kind, faults, code, told, self.log, left)
