@@ -13,10 +13,13 @@ import sys
 
 import numpy as np
 
-from tests.learners.learner_fakes import Dot, Held, column
 from tfrl.experiment.metadata import params_digest
-from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # the checkpoint names learner_fakes:Dot
+from learner_fakes import Dot, Held, column
+
+from tfrl.keras import api as keras
 
 FIXTURE = pathlib.Path(__file__).parent / "data" / "learner_v1"
 DIGEST = "faee979d07d290739746e57073ff69fe5d95e43bae26fa90e8ec2b9604a207f4"
