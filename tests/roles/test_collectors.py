@@ -566,8 +566,10 @@ def test_an_evaluator_is_heard(monkeypatch):
     assert np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"])
     said = []
     with pytest.raises(UserError, match="host:port"):
-        heartbeat_sender.HeartbeatSender("localhost", tables.EVALUATOR, said.append)
-    sender = heartbeat_sender.HeartbeatSender(job.server.address, tables.EVALUATOR, said.append)
+        heartbeat_sender.HeartbeatSender("localhost", tables.EVALUATOR_TASK, said.append)
+    sender = heartbeat_sender.HeartbeatSender(
+        job.server.address, tables.EVALUATOR_TASK, said.append
+    )
     while np.isnan(collectors._heartbeats()["evaluator_heartbeat_age"]):
         time.sleep(0.05)
     told = collectors._heartbeats()
@@ -578,7 +580,7 @@ def test_an_evaluator_is_heard(monkeypatch):
     learner.close()
     job.server.stop()
     plain = ReverbServer(tables.on_reverb(workflow(DQN).replay).make_tables())  # takes no reports
-    sender = heartbeat_sender.HeartbeatSender(plain.address, tables.EVALUATOR, said.append)
+    sender = heartbeat_sender.HeartbeatSender(plain.address, tables.EVALUATOR_TASK, said.append)
     while not said:
         time.sleep(0.05)
     assert said[0].startswith(f"Note: the server at {plain.address} takes no heartbeat: ")

@@ -132,7 +132,7 @@ def _heartbeat(address: str | None) -> contextlib.AbstractContextManager[Any]:
     from tfrl.roles import tables
     from tfrl.roles.heartbeat_sender import HeartbeatSender
 
-    return contextlib.closing(HeartbeatSender(address, tables.EVALUATOR, app.say))
+    return contextlib.closing(HeartbeatSender(address, tables.EVALUATOR_TASK, app.say))
 
 
 def evaluate(

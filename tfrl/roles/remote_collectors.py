@@ -22,7 +22,7 @@ from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.tables import (
     EPISODES,
-    EVALUATOR,
+    EVALUATOR_TASK,
     HEARTBEATS,
     REQUEST,
     ROLLOUTS,
@@ -232,7 +232,7 @@ class RemoteCollectors(Collectors):
 
     def _note_heartbeats(self, reports: list[list[np.ndarray]]) -> None:
         for _, learner_steps, task_id in reports:
-            if task_id == EVALUATOR:
+            if task_id == EVALUATOR_TASK:
                 self._evaluator_heard = time.monotonic()
                 continue
             self._heard[int(task_id)] = time.monotonic()

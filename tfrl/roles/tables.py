@@ -25,7 +25,7 @@ from tfrl.workflows.learner_workflow import LearnerWorkflow
 EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
 # The `task_id` of an evaluator's heartbeats.
-EVALUATOR = -1
+EVALUATOR_TASK = -1
 # Leaves of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
 # The name of the spec of TASK_ID, which states the number of collectors of a server.

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
@@ -70,7 +69,7 @@ class Experience(Protocol):
     def batches(self) -> Nest:
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
-    def learner_call(self, batches: Nest) -> AbstractContextManager[list[tf.Tensor]]:
+    def learner_call(self, batches: Nest) -> contextlib.AbstractContextManager[list[tf.Tensor]]:
         """Enters the trace of a call that learns from `batches`, or () for batches that it reads.
 
         Yields the list that receives the call's host outputs.
