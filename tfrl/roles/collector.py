@@ -43,7 +43,7 @@ _LOOK_SECONDS = 0.002
 # Milliseconds between two checks for the end of the run, while the queue of rollouts is full.
 _SLICE_MS = 200
 _FLUSH_MS = 10_000
-_MOST_PENDING = 40  # above 50 unconfirmed items of a writer Reverb prints warnings
+_MOST_UNSENT = 40  # above 50 unconfirmed items of a writer Reverb prints warnings
 _CLOSE_SECONDS = 5.0
 # Seconds of a wait for the learner before a log line.
 _TELL_SECONDS = 10.0
@@ -106,6 +106,7 @@ class Collector:
         self.env_steps = self.episodes = 0
         self._stops: Callable[[], bool] = lambda: False
         self._reporters: dict[str, Any] = {}
+        self._unsent = 0  # items of reports
         # An agent may make collectors differ, as in Ape-X.
         own = getattr(workflow.agent, "collector_state", None)
         self._own: Callable[..., Any] = own or (lambda state, *_: state)
@@ -143,17 +144,30 @@ class Collector:
         if self._stops() or self.parameters.newest().finished:
             raise _EndedError
 
-    def report(self, table: str, row: Mapping[str, Any]) -> None:
-        """Writes a report to its table, in the background."""
+    def report(self, table: str, row: Mapping[str, Any], items: int = 1) -> None:
+        """Writes a report to its table, in the background.
+
+        Args:
+          table: The table's name.
+          row: The report.
+          items: How many items of the table have this row: each costs a fifth of another row.
+        """
         if table not in self._reporters:
             client = self.connection.client
             self._reporters[table] = client.trajectory_writer(num_keep_alive_refs=1)
         writer = self._reporters[table]
         writer.append(row)
-        writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in row})
+        history = writer.history
+        columns = {name: history[name][-1] for name in row}
+        for _ in range(items):
+            writer.create_item(table, 1.0, columns)
+            self._unsent += 1
+            if self._unsent == _MOST_UNSENT:
+                self._send_reports()
 
     def _send_reports(self) -> None:
         """Sends the reports; if the server does not answer, the next call sends them."""
+        self._unsent = 0
         for table, writer in self._reporters.items():
             flush = functools.partial(writer.flush, timeout_ms=_FLUSH_MS)
             with contextlib.suppress(reverb().errors.DeadlineExceededError):
@@ -297,18 +311,13 @@ class ReplayCollector(Collector):
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
         if ended.any():
             infos = played.env_extras or {}
-            names = ("episode_length", "episode_return")
-            pairs = zip(*(np.asarray(infos[name])[ended] for name in names), strict=True)
-            for i, (length, total) in enumerate(pairs, 1):
-                row = {
-                    "episodes": np.int32(1),
-                    "task_id": np.int32(self.task_id),
-                    "total_length": np.float32(length),
-                    "total_return": np.float32(total),
-                }
-                self.report(EPISODES, row)
-                if not i % _MOST_PENDING:
-                    self._send_reports()
+            row = {
+                "episodes": np.int32(1),
+                "task_id": np.int32(self.task_id),
+                "total_length": np.float32(np.asarray(infos["episode_length"])[ended].mean()),
+                "total_return": np.float32(np.asarray(infos["episode_return"])[ended].mean()),
+            }
+            self.report(EPISODES, row, items=np.count_nonzero(ended))
         if self._normalizes:
             self._played.append(played)
 
@@ -411,9 +420,11 @@ class RolloutCollector(Collector):
         flush = functools.partial(self._reporters[ROLLOUTS].flush, timeout_ms=_SLICE_MS)
         while True:
             try:
-                return self.connection.guard(flush, "sending a rollout")
+                self.connection.guard(flush, "sending a rollout")
+                break
             except reverb().errors.DeadlineExceededError:
                 self._check_wait()
+        self._unsent = 0
 
     def _begin_wait(self) -> None:
         self._waits_since, self._logged = time.monotonic(), False

@@ -134,7 +134,8 @@ _HEARTBEAT = {
     "learner_steps": tf.TensorSpec([], tf.int64),  # of the parameters that it acts by
     "task_id": tf.TensorSpec([], tf.int32),
 }
-# An episode that has ended. The learner counts them as it counts env steps, by inserts.
+# An episode that has ended, with the means of its rollout's episodes. The learner counts them as
+# it counts env steps, by inserts.
 _EPISODE = {
     "episodes": tf.TensorSpec([], tf.int32),  # 1; more in a checkpoint of an earlier version
     "task_id": tf.TensorSpec([], tf.int32),
