@@ -60,8 +60,8 @@ class Trajectory(struct.Struct):
     @property
     def extras(self) -> struct.TensorDict:
         """`{"policy_extras": ..., "env_extras": ...}`, without omitted fields."""
-        found = {"policy_extras": self.policy_extras, "env_extras": self.env_extras}
-        return struct.TensorDict({name: x for name, x in found.items() if x is not None})
+        result = {"policy_extras": self.policy_extras, "env_extras": self.env_extras}
+        return struct.TensorDict({name: x for name, x in result.items() if x is not None})
 
 
 def SampleBatch(  # noqa: N802  EvoRL's record

@@ -243,6 +243,38 @@ class LearnerTest(parameterized.TestCase):
             self.assertEqual(same, path.startswith("target_params"), path)
 
 
+@struct.logic_dataclass
+class Hooked(DQN):
+    """Acts by the negative values, and learns from the target network's plus 1."""
+
+    def policy_q(self, q):
+        """Returns -Q."""
+        return -q
+
+    def target_q(self, q):
+        """Returns Q + 1."""
+        return q + 1.0
+
+
+class HooksTest(parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_values_that_act_and_values_that_teach(self, double):
+        options = {"obs_spec": cases.OBS, "action_spec": ACTION, "hidden": (8,), "double": double}
+        plain, agent = DQN(**options), Hooked(**options)
+        state, raw = agent.init(KEY), cases.transitions(agent)
+        values = plain.action_values(state, raw.obs)
+        np.testing.assert_array_equal(agent.action_values(state, raw.obs), -values)
+        batch = cases.prepared(agent, state, raw)
+        _, found, _ = agent._loss(state.params, state, batch, KEY)
+        following = agent.network.apply(state.target_params["q"], batch.next_obs).numpy()
+        by = agent.network.apply(state.params["q"], batch.next_obs).numpy() * -1.0
+        chosen = np.argmax(by if double else following, -1)
+        expected = following[np.arange(len(chosen)), chosen] + 1.0
+        live = batch.discount.numpy() > 0.0
+        expected = batch.reward + batch.discount * np.where(live, expected, 0.0)
+        np.testing.assert_allclose(found.target, expected, rtol=1e-5, atol=1e-6)
+
+
 class ActingTest(parameterized.TestCase):
     def test_epsilon_is_the_share_of_random_actions(self):
         agent = made(epsilon=0.3)

@@ -111,6 +111,24 @@ class LossTest(parameterized.TestCase):
         errors = agent.td_errors(state, raw, key)
         np.testing.assert_allclose(errors, np.abs(error).mean(0), rtol=1e-3, atol=1e-4)
 
+    def test_a_subclass_chooses_the_values(self):
+        @struct.logic_dataclass
+        class Hooked(TD3):
+            def policy_q(self, q):
+                return 2.0 * q[0]
+
+            def target_q(self, q):
+                return tf.reduce_max(q, axis=0)
+
+        options = {"obs_spec": cases.OBS, "action_spec": made().action_spec, "hidden": (8,)}
+        plain, agent = TD3(**options), Hooked(**options)
+        state, raw = plain.init(KEY), cases.transitions(plain)
+        q = tf.constant([[1.0, 2.0], [3.0, -1.0]])
+        np.testing.assert_array_equal(plain.target_q(q), [1.0, -1.0])
+        np.testing.assert_array_equal(agent.target_q(q), [3.0, 2.0])
+        one, twice = (float(cases.gradients(a, "actor", state, raw).loss) for a in (plain, agent))
+        self.assertAlmostEqual(twice, 2.0 * one, places=5)
+
     def test_the_actor_ascends_the_first_critic(self):
         agent = made()
         state, raw = agent.init(KEY), cases.transitions(made())

@@ -119,8 +119,9 @@ def test_it_is_restored_and_goes_on(name):
             if path.startswith("restored/"):
                 np.testing.assert_array_equal(found[path], kept[path], err_msg=path)
             elif name != "ppo_host":  # which starts new episodes
-                # Another processor may round differently.
-                np.testing.assert_allclose(found[path], kept[path], rtol=1e-4, atol=1e-5)
+                # Another processor may round differently, and so draw other rows by priority.
+                atol = 1e-3 if name == "dqn_prioritized" else 1e-5
+                np.testing.assert_allclose(found[path], kept[path], rtol=1e-4, atol=atol)
 
 
 def write(directory):

@@ -121,7 +121,27 @@ def test_an_iteration_by_itself_over_variables(agent):
         _, state = workflow.iterate(state, key)
         other = workflow.step(other)[1]
     _assert_close(state.agent_state, other.agent_state)
+    assert state.prefetched is None
     assert int(workflow.step(state)[1].metrics.iterations) == 8
+
+
+def test_an_iteration_draws_from_its_key_alone():
+    """Also where a runner draws the batch one iteration ahead."""
+    env = make_env("tf:CartPole-v1", num_envs=1)
+    replay = functools.partial(InGraphReplay, capacity=32)
+    settings = {"batch_size": 4, "random_steps": 4, "compile": "graph"}
+    workflow = OffPolicyWorkflow(env, DQN, replay=replay, iterations_per_row=1, **settings)
+
+    def learned(seed):
+        state = workflow.setup(0)
+        for i in range(6):
+            state = workflow.iterate(state, seeding.key(seed + i))[1]
+        return struct.values(state)
+
+    one, other = learned(10), learned(20)
+    _assert_same(one, learned(10))
+    for path, value in struct.paths(one.agent_state.params).items():
+        assert np.any(value != struct.paths(other.agent_state.params)[path]), path
 
 
 def test_what_changes_a_buffer_in_place_takes_variables():

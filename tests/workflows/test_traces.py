@@ -14,6 +14,7 @@ from tfrl import struct, traces
 from tfrl.agents import DQN, PPO
 from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
+from tfrl.replay import ReverbReplay
 from tfrl.workflows import OnPolicyWorkflow
 
 TRACED = []
@@ -136,6 +137,26 @@ def test_environments_on_the_host(name):
     bits(0)
     TRACED.clear()
     assert_same(bits(1), alone)
+    assert TRACED == []
+
+
+def test_replay_on_reverb():
+    """Where Python reads the batches; a graph that reads them holds its own iterator."""
+    pytest.importorskip("reverb")
+
+    def run(seed):
+        agent = functools.partial(TracedDQN, hidden=(4,))
+        replay = functools.partial(ReverbReplay, capacity=400)
+        workflow = off_policy(agent=agent, replay=replay, compile="xla")
+        state = trained(workflow, seed)
+        steps = int(state.metrics.learner["learner_steps"])
+        workflow.close()
+        return steps
+
+    traces.forget_all()
+    steps = run(0)
+    TRACED.clear()
+    assert run(1) == steps > 0
     assert TRACED == []
 
 

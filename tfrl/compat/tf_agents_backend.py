@@ -43,20 +43,20 @@ def own_limit(env: Any) -> int | None:
     It finds TF-Agents' TimeLimit, gym's below a GymWrapper, and an attribute `max_episode_steps`.
     With wrappers in between that repeat actions, episodes are shorter.
     """
-    found = []
+    result = []
     while env is not None:
         if isinstance(env, BatchedPyEnvironment):
             env = env.envs[0]
         if isinstance(env, TimeLimit):
-            found.append(int(env.duration))
+            result.append(int(env.duration))
         inside = env.wrapped_env() if isinstance(env, PyEnvironmentBaseWrapper) else None
         if isinstance(env, GymWrapper):
-            found += _gym_limits(env.gym)
+            result += _gym_limits(env.gym)
         elif inside is None:
-            told = getattr(env, "max_episode_steps", None)
-            found += [told] if isinstance(told, int) else []
+            limit = getattr(env, "max_episode_steps", None)
+            result += [limit] if isinstance(limit, int) else []
         env = inside
-    return min(found, default=None)
+    return min(result, default=None)
 
 
 def _gym_limits(env: Any) -> list[int]:
@@ -64,19 +64,19 @@ def _gym_limits(env: Any) -> list[int]:
     from gym import Wrapper
     from gym.wrappers import TimeLimit as GymTimeLimit
 
-    found = []
+    result = []
     while isinstance(env, Wrapper):
         if isinstance(env, GymTimeLimit) and env._max_episode_steps is not None:
-            found.append(int(env._max_episode_steps))
+            result.append(int(env._max_episode_steps))
         env = env.env
-    return found
+    return result
 
 
 def frames_per_second(env: Any) -> float:
     """Returns the frames per second from the metadata of gym's environments."""
     metadata = getattr(env, "metadata", None)
-    told = metadata.get("render_fps") if isinstance(metadata, dict) else None
-    return float(told or Backend.render_fps)
+    fps = metadata.get("render_fps") if isinstance(metadata, dict) else None
+    return float(fps or Backend.render_fps)
 
 
 FIRST, MID, LAST = (int(t) for t in (StepType.FIRST, StepType.MID, StepType.LAST))

@@ -65,10 +65,10 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
 
 def _function(name: str, module: str, path: str) -> Callable[..., Any]:
     """Returns a user's function."""
-    found: Any = import_task(name, module)
+    result: Any = import_task(name, module)
     for part in path.split("."):
-        if not hasattr(found, part):
-            close = nearest(part, [n for n in dir(found) if not n.startswith("_")])
+        if not hasattr(result, part):
+            close = nearest(part, [n for n in dir(result) if not n.startswith("_")])
             raise UserError(
                 name,
                 expected=f"a function of {module} after the last colon",
@@ -77,8 +77,8 @@ def _function(name: str, module: str, path: str) -> Callable[..., Any]:
                 if close
                 else "Check the definitions of the module.",
             )
-        found = getattr(found, part)
-    return find(name.partition(":")[2], found)
+        result = getattr(result, part)
+    return find(name.partition(":")[2], result)
 
 
 def _loader(name: str, suite: str, inside: str) -> Callable[..., Any]:

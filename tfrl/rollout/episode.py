@@ -171,12 +171,12 @@ def fast_eval_rollout_episode(
     length = episode_limit(env, length, name="length")
     agent, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
-        *found, infos, last = host_episode_totals(
+        *result, infos, last = host_episode_totals(
             *(env, agent, env_state, agent_state, key, length, action_fn, carry, discount),
             info_fields=info_fields,
         )
         returns, lengths, discounted = (
-            None if x is None else tf.convert_to_tensor(x) for x in found
+            None if x is None else tf.convert_to_tensor(x) for x in result
         )
         totals = EpisodeTotals(
             episode_returns=returns, episode_lengths=lengths, discounted_returns=discounted

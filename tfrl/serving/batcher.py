@@ -96,9 +96,9 @@ class Batcher:
                     if not future.done():
                         future.set_exception(error)
                 continue
-            for (_, future), found in zip(requests, outputs, strict=True):
+            for (_, future), result in zip(requests, outputs, strict=True):
                 if not future.done():  # the client may have left
-                    future.set_result(found)
+                    future.set_result(result)
 
     def _take(self) -> list[tuple[RequestRows, "asyncio.Future[Outputs]"]]:
         """Takes the requests of the next batch: at least one, whatever its size."""

@@ -30,7 +30,6 @@ from tfrl.learners import (
     CheckNumerics,
     Learner,
     ModuleConfig,
-    raise_if_nonfinite,
 )
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
@@ -55,6 +54,7 @@ from tfrl.workflows.checks import (
     updates_ratio,
 )
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.learner_rows import checked_rows, in_one_row, name_in_row
 from tfrl.workflows.offspring import LearnerSteps, train_members, with_one_update
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import Stages, auto_needs_timing, check_compile
@@ -488,7 +488,7 @@ class ERLWorkflow(Workflow):
         for i, m in enumerate(self.explorers):
             begin = first + i * self.episodes_per_agent
             own_return = tf.reduce_mean(returns[begin : begin + self.episodes_per_agent])
-            metrics[self._named(m, "agent_return")] = own_return
+            metrics[name_in_row(m, "agent_return")] = own_return
         if self.explorers:
             metrics["episode_return"] = tf.reduce_mean(returns[first:])
         return metrics, search, best
@@ -582,11 +582,7 @@ class ERLWorkflow(Workflow):
           key: int32 [2].
           timesteps: int64, env steps so far.
         """
-        results = learner.update(batch, key=key, timesteps=timesteps, shuffle=False)
-        return {self._named(m, n): x for m, row in results.items() for n, x in row.items()}
-
-    def _named(self, module_id: str, name: str) -> str:
-        return name if module_id == DEFAULT_MODULE_ID else f"{module_id}/{name}"
+        return in_one_row(learner.update(batch, key=key, timesteps=timesteps, shuffle=False))
 
     # CEM-RL.
 
@@ -677,17 +673,8 @@ class ERLWorkflow(Workflow):
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` generations in one compiled call; see `Workflow.advance`."""
         done = super().advance(state, iterations, until)
-        if self.check_numerics == "raise":
-            for row in done.rows:
-                where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
-                raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
-        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)
-
-    def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the metrics of a module from a row."""
-        prefix = self._named(module_id, "")
-        return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
+        raises = self.check_numerics == "raise"
+        return done.replace(rows=checked_rows(done.rows, self.modules, raises=raises))
 
     # For the runner.
 

@@ -29,7 +29,7 @@ from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
 from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.rollout_sources import RolloutSource
-from tfrl.workflows.run_state import State
+from tfrl.workflows.run_state import State, keys_of_iteration
 from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import Stages
 
@@ -145,7 +145,7 @@ class HostRunner(Runner):
         """Drops the traces; the next call traces again."""
         self._calls, self._of, self.traces = {}, (None, ""), Traces()
 
-    def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
+    def _run(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
         try:
             return self._run_on_host(state, run_stages, iterations, limit)
         except BaseException:
@@ -267,7 +267,7 @@ class CompiledLearnerCall:
         self._policies = workflow.rollout_source.policies(random=run_stages.phase.random)
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
         self._count = len(leaves.carried(state.replace(env_state=None, carry=None)))
-        self._bundle: HostPacker | None = None
+        self._packer: HostPacker | None = None
         self._joined = JoinedOutputs()
         self._parts: list[int] = []
         mode = run_stages.modes["update"]
@@ -328,7 +328,7 @@ class CompiledLearnerCall:
         steps = tf.identity(state.metrics.learner["learner_steps"].read_value())
         inputs = []
         for i in range(1 + self._lag):
-            play_key, learn_key = keys_of(state.key, state.metrics.iterations + i)
+            play_key, learn_key = _keys_of(state, i)
             inputs.append(ActorInputs(play_key, learn_key, steps, values))
         return inputs
 
@@ -352,9 +352,9 @@ class CompiledLearnerCall:
 
     def tensors_of(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""
-        if self._bundle is None:
-            self._bundle = HostPacker(played)
-        return self._bundle.tensors(played)
+        if self._packer is None:
+            self._packer = HostPacker(played)
+        return self._packer.tensors(played)
 
     # The call; traced.
 
@@ -373,7 +373,7 @@ class CompiledLearnerCall:
         lag, count = self._lag, self._count
         state = leaves.with_carried(form, arguments[:count])
         *played_leaves, learn_key, acted_at, sums = arguments[count:]
-        played = self._bundle.nest(played_leaves)  # type: ignore[union-attr]
+        played = self._packer.nest(played_leaves)  # type: ignore[union-attr]
         policy_lag = form.metrics.learner["learner_steps"].read_value() - acted_at
         run_stages = Stages(self._phase, self._modes, self._seconds, None)
         experience, workflow = self._experience, self._workflow
@@ -399,7 +399,7 @@ class CompiledLearnerCall:
         self.names, self.accumulator = list(names), MetricAccumulator(names, _SLOTS)
         floats = tf.pad(floats, [[0, _SLOTS - floats.shape[0]]])
         steps = tf.identity(counters[-1])
-        play_key, next_key = keys_of(state.key, state.metrics.iterations + lag)
+        play_key, next_key = _keys_of(state, lag)
         values: list[tf.Tensor] = []
         joined: list[tf.Tensor] = []
         if lag or self._in_numpy:
@@ -440,14 +440,11 @@ def wait_for(result: tf.Tensor) -> None:
     result.numpy()
 
 
-def keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the keys of an iteration's rollout and update."""
-    return (_graph_of_keys if tf.executing_eagerly() else _keys)(key, iteration)
-
-
-def _keys(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
-    return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
+def _keys_of(state: State, ahead: Any) -> list[tf.Tensor]:
+    """Returns the keys of the rollout and of the update, `ahead` iterations from now."""
+    args = state.key, state.metrics.iterations + ahead
+    return (_graph_of_keys if tf.executing_eagerly() else keys_of_iteration)(*args)
 
 
 # Python loops call a compiled function: eager operations take longer.
-_graph_of_keys = tf.function(_keys, autograph=False)
+_graph_of_keys = tf.function(keys_of_iteration, autograph=False)

@@ -28,7 +28,6 @@ from tfrl.learners import (
     CheckNumerics,
     Learner,
     ModuleConfig,
-    raise_if_nonfinite,
 )
 from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import LearnerState
@@ -57,8 +56,8 @@ from tfrl.workflows.checks import (
 from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.host_runner import HostRunner
+from tfrl.workflows.learner_rows import checked_rows, in_one_row
 from tfrl.workflows.rollout_result import (
-    NONFINITE_STATISTICS,
     RolloutResult,
     episode_metric_names,
     episode_metrics,
@@ -325,7 +324,7 @@ class LearnerWorkflow(Workflow):
             return {}, state
         options: dict[str, Any] = {"key": key, "timesteps": timesteps, **self.update_options}
         learner_state, results = self.learner.fit(self.learner_state(state), batch, **options)
-        return self.named(results), self.with_learner_state(state, learner_state)
+        return in_one_row(results), self.with_learner_state(state, learner_state)
 
     def update_stage(self, state: State) -> Callable[..., Any]:
         """Returns the stage of `update` over the variables of a state."""
@@ -365,12 +364,11 @@ class LearnerWorkflow(Workflow):
             }
         return state.replace(agent_state=agent_state)
 
-    def stages_of(self, state: State) -> Stages | None:
-        """Returns the stages in use; None if the user calls `iterate`: its state must be new."""
-        run_stages = stages.current()
-        if run_stages is None and tf.executing_eagerly() and self._runner_of(state) is not None:
+    def _check_direct_call(self, state: State) -> None:
+        """Raises if the user calls `iterate` with a state that is not the newest."""
+        called = stages.current() is None and tf.executing_eagerly()
+        if called and self._runner_of(state) is not None:
             self.ready(state)
-        return run_stages
 
     @property
     def learner(self) -> Learner:
@@ -535,15 +533,7 @@ class LearnerWorkflow(Workflow):
         if not self.learns:
             return {}
         options = self.update_options
-        return self.named(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
-
-    def named(self, results: Mapping[str, Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Returns a learner's results as one dict; with several modules `<module_id>/<name>`."""
-        return {
-            (name if m == DEFAULT_MODULE_ID else f"{m}/{name}"): x
-            for m, row in results.items()
-            for name, x in row.items()
-        }
+        return in_one_row(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
 
     # The run.
 
@@ -607,10 +597,15 @@ class LearnerWorkflow(Workflow):
 
     def make_runner(self, state: State) -> Runner:
         """Returns the runner of a state."""
-        shares = self.shares_traces
-        traces = traces_of(logic_key((type(self), self, self.learner))) if shares else Traces()
         kind = HostRunner if self.loops_on_host and not self.changed_hooks else Runner
-        return kind(self, traces, int(state.metrics.iterations))
+        return kind(self, self.traces, int(state.metrics.iterations))
+
+    @property
+    def traces(self) -> Traces:
+        """The traces for a new runner, those of equal logic where they can be shared."""
+        if not self.shares_traces:
+            return Traces()
+        return traces_of(logic_key((type(self), self, self.learner)))
 
     @property
     def changed_hooks(self) -> list[str]:
@@ -724,20 +719,8 @@ class LearnerWorkflow(Workflow):
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
         done = super().advance(state, iterations, until)
-        if self.check_numerics == "raise" and self.learns:
-            for row in done.rows:
-                where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
-                raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
-                if row.get(NONFINITE_STATISTICS):
-                    raise UserError(
-                        f"the statistics of observations{where}",
-                        expected="finite moments",
-                        got="non-finite moments, which were skipped",
-                        remedy="Check the agent's `update_normalizer` and the restored checkpoint, "
-                        "or choose check_numerics='skip'.",
-                    )
-        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
-        return done.replace(rows=rows)
+        raises = self.check_numerics == "raise" and self.learns
+        return done.replace(rows=checked_rows(done.rows, self.modules, raises=raises))
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
@@ -775,13 +758,6 @@ class LearnerWorkflow(Workflow):
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether an XLA update takes everything after a rollout into its program."""
         return False
-
-    def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics of one module in a row."""
-        if module_id == DEFAULT_MODULE_ID:
-            return dict(row)
-        prefix = f"{module_id}/"
-        return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
 
     def replica_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the loop over iterations as one function, and example arguments.

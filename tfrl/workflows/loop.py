@@ -24,7 +24,7 @@ from tfrl.experiment.recorders import (
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.storage import working_copy
 from tfrl.workflows.options import RunOptions
-from tfrl.workflows.video import Filming, check_filming, drop_later_videos
+from tfrl.workflows.video import VideoRecorder, check_video, drop_later_videos
 
 if TYPE_CHECKING:
     from tfrl.workflows.core import Workflow
@@ -92,7 +92,7 @@ class TrainingLoop:
         self.report: RunReport | None = None
         self.manager: CheckpointManager | None = None
         self.progress: Progress | None = None
-        self._filming: Filming | None = None
+        self._videos: VideoRecorder | None = None
         self._folder: RunFolder | None = None
         self._identity: os.stat_result | None = None
         self._worker_group = workflow.worker_group
@@ -142,7 +142,9 @@ class TrainingLoop:
             self._note_missing_rows(env_steps)
             drop_later_videos(folder, env_steps)
             if options.video_interval:
-                self._filming = Filming(self.workflow, folder, options.video_seed, log=self._log)
+                self._videos = VideoRecorder(
+                    self.workflow, folder, options.video_seed, log=self._log
+                )
         self.progress = (
             Progress(options.total_env_steps, done=env_steps)
             if options.progress and self._leads
@@ -197,7 +199,7 @@ class TrainingLoop:
         """Trains; returns the last state."""
         start = self._counted_at = time.monotonic()
         if self.options.video_interval:
-            check_filming(self.workflow, self.options.root_dir)
+            check_video(self.workflow, self.options.root_dir)
         env_steps = start_steps = self.workflow.env_steps(state)
         self._open(state, env_steps)
         if not env_steps:
@@ -339,17 +341,17 @@ class TrainingLoop:
 
     def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video if due."""
-        if self._filming is not None and env_steps >= self._film_due:
+        if self._videos is not None and env_steps >= self._film_due:
             start = time.monotonic()
-            self._filming.record(state, env_steps)
+            self._videos.record(state, env_steps)
             rows[-1]["time/video"] = time.monotonic() - start
 
     def _record(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.recorder.write(int(row["env_steps"]), row)
         self.recorder.flush()
-        if self._filming is not None:
-            self._filming.show(self.recorder)
+        if self._videos is not None:
+            self._videos.show(self.recorder)
 
     def _checkpoint_if_due(
         self, state: State, env_steps: int, evaluated: float | None

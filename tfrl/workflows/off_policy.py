@@ -25,7 +25,6 @@ from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.tensor_variable import as_leaves, as_variables
 from tfrl.rollout.step import ActionFn
-from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import Trials
@@ -46,12 +45,12 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.experience import InGraphExperience
-from tfrl.workflows.host_runner import HostRunner, keys_of
+from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.reverb_experience import ReverbExperience
 from tfrl.workflows.rollout_result import RolloutResult
-from tfrl.workflows.run_state import RunMetrics, State
+from tfrl.workflows.run_state import RunMetrics, State, keys_of
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages
 
@@ -381,7 +380,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         # The server ends with the last reference to its run.
         weakref.finalize(experience, experience.buffer.close).atexit = False
         iterations = int(state.metrics.iterations)
-        return HostRunner(self, Traces(), iterations, experience=experience)
+        return HostRunner(self, self.traces, iterations, experience=experience)
 
     def copied(self, state: State, runner: Runner | None) -> State:
         """Returns a copy of a state in variables of its own; with Reverb, also of its server."""
@@ -507,7 +506,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
-        run_stages = self.stages_of(state)
+        self._check_direct_call(state)
+        run_stages = stages.current()
         if run_stages is None and not leaves.in_place(state.agent_state):
             raise UserError(
                 "OffPolicyWorkflow.iterate",
@@ -526,11 +526,15 @@ class OffPolicyWorkflow(LearnerWorkflow):
         phase = self.phase_of(state) if run_stages is None else run_stages.phase
         state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
-        ahead, fused = self.overlaps and phase.learns, self.fuses_sampling(run_stages)
-        if ahead or fused:
-            metrics, state = self._iterate_sampled(state, act, ahead=ahead, fused=fused)
+        prefetches, fused = self.overlaps and phase.learns, self.fuses_sampling(run_stages)
+        if prefetches or fused:
+            metrics, state = self._iterate_sampled(
+                state, key, act, prefetches=prefetches, fused=fused
+            )
+            if run_stages is None:  # the next call has a key of its own
+                state = self.drop_prefetched(state)
         else:
-            play_key, learn_key = tf.unstack(seeding.split(key, 2))
+            play_key, learn_key = keys_of(key)
             out = self.play(state, play_key, act)
             with stages.after(out):
                 metrics, state = self.learn_from(state, out, learn_key)
@@ -559,85 +563,96 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # One learner step per iteration, on a batch that is drawn as soon as the steps are stored.
 
     def _iterate_sampled(
-        self, state: State, act: ActionFn | None, *, ahead: bool, fused: bool
+        self, state: State, key: tf.Tensor, act: ActionFn | None, *, prefetches: bool, fused: bool
     ) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration with one learner step.
 
         Args:
           state: Before the iteration.
+          key: As the argument of `iterate`.
           act: As the argument `action_fn` of `play`.
-          ahead: Whether the batch is the next iteration's. This one learns from the batch that the
-            last one drew, at the same time as it plays.
+          prefetches: Whether the batch is the next iteration's. This one learns from the batch that
+            the last one drew, at the same time as it plays.
           fused: Whether rollout, buffer and sample are one XLA program.
         """
-        if ahead and state.prefetched is None:
-            state = self._prefetched(state)
+        if prefetches and state.prefetched is None:
+            state = self._prefetched(state, key)
+        play_key = state.prefetched[-1] if prefetches else keys_of(key)[0]
+        sample_key = None if prefetches else key
         if fused:
-            out, sample = self._fused_sampling(state, act, ahead=ahead)
+            out, sample = self._fused_sampling(state, play_key, sample_key, act)
         else:
-            *_, play_key = state.prefetched
             out = self.play(state, play_key, act)
-            state, out, sample = self._stored_and_sampled(state, out, ahead=ahead)
+            state, out, sample = self._stored_and_sampled(state, out, sample_key)
         with stages.after((out, sample)):
-            batch, update_key, _ = state.prefetched if ahead else sample
+            batch, update_key, _ = state.prefetched if prefetches else sample
             # The number of an iteration's steps is usually known without waiting for the rollout.
             steps = self.steps_of_iteration or out.counts["env_steps"]
             env_steps = state.metrics.env_steps + steps
-            metrics, state, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
+            metrics, state, _ = self._update_on(
+                state, batch, update_key, env_steps, inline=prefetches
+            )
             metrics, state = self.finished(state, out, metrics)
-        return metrics, state.replace(prefetched=sample if ahead else None)
+        return metrics, state.replace(prefetched=sample if prefetches else None)
 
     def prefetch(self, state: State) -> State:
         """Draws the batch of the first iteration of a call, where batches are drawn ahead."""
         run_stages = stages.current()
         if not self.overlaps or run_stages is None or not run_stages.phase.learns:
             return state
-        return self._prefetched(state)
+        return self._prefetched(state, seeding.fold_in(state.key, state.metrics.iterations))
 
-    def _prefetched(self, state: State) -> State:
-        batch = self._batch_of(state, state.metrics.iterations, state.metrics.env_steps)
-        return state.replace(prefetched=batch)
+    def _prefetched(self, state: State, key: tf.Tensor) -> State:
+        return state.replace(prefetched=self._batch_of(state, key, state.metrics.env_steps))
 
     def drop_prefetched(self, state: State) -> State:
         """Drops the batch; the next call draws the same one again."""
         return state.replace(prefetched=None)
 
-    def _batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
+    def _batch_of(self, state: State, key: tf.Tensor, env_steps: tf.Tensor) -> Nest:
         """Returns the sample of an iteration's learner step, and the keys of update and rollout."""
-        play_key, key = keys_of(state.key, iteration)
+        play_key, key = keys_of(key)
         return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
 
     def _stored_and_sampled(
-        self, state: State, out: RolloutResult, *, ahead: bool
+        self, state: State, out: RolloutResult, key: tf.Tensor | None
     ) -> tuple[State, RolloutResult, Nest]:
-        """Stores a rollout; returns the state, the rollout's other results, and a sample."""
+        """Stores a rollout; returns the state, the rollout's other results, and a sample.
+
+        Args:
+          state: Before the iteration.
+          out: The result of its rollout.
+          key: Of the sample's iteration; None for the next of the run.
+        """
         state = self.with_normalizer(state, out.normalizer)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
-        iteration = state.metrics.iterations + 1 if ahead else state.metrics.iterations
+        if key is None:
+            key = seeding.fold_in(state.key, state.metrics.iterations + 1)
         env_steps = state.metrics.env_steps + out.counts["env_steps"]
-        sample = self._batch_of(state, iteration, env_steps)
+        sample = self._batch_of(state, key, env_steps)
         return state, out.replace(batch=(), normalizer=None), sample
 
     def _fused_sampling(
-        self, state: State, act: ActionFn | None, *, ahead: bool
+        self, state: State, play_key: tf.Tensor, key: tf.Tensor | None, act: ActionFn | None
     ) -> tuple[RolloutResult, Nest]:
         """Plays, stores and samples in one XLA program; returns rollout and sample."""
         form = state.replace(prefetched=None)
 
-        def played_and_stored(carried: list[tf.Tensor]) -> tuple[RolloutResult, Nest]:
-            own = leaves.with_carried(form, carried)
-            play_key, _ = keys_of(own.key, own.metrics.iterations)
-            values = struct.values(own.agent_state)
-            out = self.collect(values, own.env_state, own.carry, play_key, action_fn=act)
-            _, out, sample = self._stored_and_sampled(own, out, ahead=ahead)
+        def played_and_stored(
+            carried: list[tf.Tensor], play_key: tf.Tensor, key: tf.Tensor | None
+        ) -> tuple[RolloutResult, Nest]:
+            before = leaves.with_carried(form, carried)
+            values = struct.values(before.agent_state)
+            out = self.collect(values, before.env_state, before.carry, play_key, action_fn=act)
+            _, out, sample = self._stored_and_sampled(before, out, key)
             return out, sample
 
         def make() -> Any:
             return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
 
         run_stages: Any = stages.current()
-        return run_stages.once("rollout and replay", make)(leaves.carried(form))
+        return run_stages.once("rollout and replay", make)(leaves.carried(form), play_key, key)
 
     # Learner steps.
 

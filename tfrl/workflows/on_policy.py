@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.evaluation.evaluator import Evaluator
@@ -16,7 +15,7 @@ from tfrl.workflows import stages
 from tfrl.workflows.checks import check_config, check_on_policy, check_whole, minibatch_sizes
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.rollout_result import RolloutResult
-from tfrl.workflows.run_state import State
+from tfrl.workflows.run_state import State, keys_of
 
 
 class OnPolicyWorkflow(LearnerWorkflow):
@@ -145,8 +144,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
-        self.stages_of(state)
-        play_key, learn_key = tf.unstack(seeding.split(key, 2))
+        self._check_direct_call(state)
+        play_key, learn_key = keys_of(key)
         out = self.play(state, play_key)
         with stages.after(out):
             return self.learn_from(state, out, learn_key)

@@ -54,7 +54,7 @@ class ReverbExperience:
         self._reading: FastReading | None = None
         self._read_each_time = 0  # batches
         # While a learner call is traced: the batches read before it, and its host outputs.
-        self._given: Nest = ()
+        self._batches_read: Nest = ()
         self._outputs: list[tf.Tensor] = []
 
     @property
@@ -135,16 +135,16 @@ class ReverbExperience:
         Args:
           batches: The batches [K, N, ...] that `sample` returns one by one; () for the dataset's.
         """
-        self._given, self._outputs = batches, []
+        self._batches_read, self._outputs = batches, []
         try:
             yield self._outputs
         finally:
-            self._given, self._outputs = (), []
+            self._batches_read, self._outputs = (), []
 
     def sample(self, number: tf.Tensor, key: tf.Tensor, beta: tf.Tensor) -> Nest:
         """Returns the batch of learner step `number` of an iteration, which the dataset sampled."""
-        if tf.nest.flatten(self._given):
-            batch = tf.nest.map_structure(lambda x: x[number], self._given)
+        if tf.nest.flatten(self._batches_read):
+            batch = tf.nest.map_structure(lambda x: x[number], self._batches_read)
         else:
             batch = self._next()
         return self.weighted(batch, beta)

@@ -139,9 +139,9 @@ class RolloutSource(abc.ABC):
     def blank(self, state: State) -> Trajectory:
         """Returns a trajectory of zeros, to time the update on."""
 
-    @abc.abstractmethod
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
-        """Returns the stage "rollout", to be timed."""
+        """Returns the stage "rollout", to be timed; here one that is not, since Python plays."""
+        return run_stages.stage("rollout", self._workflow.collect)
 
     def acting_mode_chooser(self, state: State) -> Callable[[str], str] | None:
         """Returns `choose(asked)`, which settles how the policy is called; None for a stage."""
@@ -242,10 +242,6 @@ class HostSource(RolloutSource):
             workflow.rollout_fields(state.env_state),
         )
 
-    def timed_stage(self, run_stages: Stages) -> CompiledStage:
-        """Returns a stage that is never timed: `acting_mode_chooser` settles its mode."""
-        return run_stages.stage("rollout", self._workflow.collect)
-
     def acting_mode_chooser(self, state: State) -> Callable[[str], str]:
         """Returns `choose(asked)`: sets the mode of every half's policy; "auto" is the faster."""
 
@@ -305,10 +301,6 @@ class CollectorSource(RolloutSource):
     def blank(self, state: State) -> Trajectory:
         """Returns trajectories of zeros of all collectors, [T, B, ...]."""
         return self._collectors.blank()
-
-    def timed_stage(self, run_stages: Stages) -> CompiledStage:
-        """Returns a stage that is never timed: this process plays no rollouts."""
-        return run_stages.stage("rollout", self._workflow.collect)
 
     def acting_mode_chooser(self, state: State) -> Callable[[str], str]:
         """Returns a function that returns "graph": this process does not act."""

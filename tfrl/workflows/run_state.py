@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import seeding, struct
 from tfrl.ops._rows import where
 from tfrl.types import Nest
 
@@ -98,8 +98,8 @@ class State(struct.Struct):
       env_state: The state of the environments; for environments on the host their last outputs.
       replay_buffer_state: `{path: leaf}` of a replay buffer in the graph; else empty.
       carry: The recurrent state of the agent, or None.
-      prefetched: Within a call of several iterations, the next iteration's batch and the keys of
-        its update and rollout, if drawn ahead. None outside of calls.
+      prefetched: Within a call of a runner, the next iteration's batch and the keys of its update
+        and rollout, if drawn ahead. None outside of calls.
     """
 
     key: tf.Tensor
@@ -118,3 +118,13 @@ class State(struct.Struct):
             *(out.metrics[name] for name in ("episode_return", "episode_length")),
         )
         return self.replace(metrics=metrics, env_state=out.env_state, carry=out.carry)
+
+
+def keys_of(key: tf.Tensor) -> list[tf.Tensor]:
+    """Splits the key of an iteration: for its rollout, and for its update."""
+    return tf.unstack(seeding.split(key, 2))
+
+
+def keys_of_iteration(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
+    """Returns `keys_of` an iteration of the run with this key."""
+    return keys_of(seeding.fold_in(key, iteration))

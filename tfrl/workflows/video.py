@@ -19,7 +19,7 @@ TAG = "eval/video"
 _NAME = re.compile(r"step_(\d+)\.mp4")
 
 
-class Filming:
+class VideoRecorder:
     """Records `videos/step_<env_steps>.mp4`, and shows the same episode in TensorBoard.
 
     Each video shows one episode of the greedy policy, from the same seed. Recording uses separate
@@ -74,7 +74,7 @@ def drop_later_videos(folder: RunFolder, env_steps: int) -> None:
             path.unlink()
 
 
-def check_filming(workflow: Workflow, root_dir: str | None) -> None:
+def check_video(workflow: Workflow, root_dir: str | None) -> None:
     """Checks before training that videos can be recorded.
 
     Args:

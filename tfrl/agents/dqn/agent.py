@@ -169,7 +169,8 @@ class DQN(OffPolicy):
     def action_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
         """Returns Q(o, .), float32 `[..., A]`, very low for invalid actions."""
         inputs, mask = split_mask(self.normalized(state, obs))
-        return ops.mask_action_values(self.network.apply(state.params["q"], inputs), mask)
+        q = self.policy_q(self.network.apply(state.params["q"], inputs))
+        return ops.mask_action_values(q, mask)
 
     def _chosen(self, logits: tf.Tensor, mask: Nest = None) -> Categorical:
         start, dtype = int(self.action_spec.minimum), self.action_spec.dtype
@@ -214,6 +215,16 @@ class DQN(OffPolicy):
         action = tf.cast(tf.argmax(values, axis=-1), self.action_spec.dtype)
         return action + tf.cast(int(self.action_spec.minimum), self.action_spec.dtype)
 
+    # Hooks of subclasses.
+
+    def policy_q(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns the values that choose actions, float32 `[..., A]`, from the network's output."""
+        return q
+
+    def target_q(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns the values of o' in the target, float32 `[N, A]`, from the target network's."""
+        return q
+
     # Learning.
 
     @property
@@ -254,10 +265,12 @@ class DQN(OffPolicy):
         inputs, _ = split_mask(batch.obs)
         next_seen, next_mask = split_mask(batch.next_obs)
         q, after = self.network.apply_training(params["q"], inputs, key)
-        selector = self.network.apply(params["q"], next_seen) if self.double else None
+        selector = None
+        if self.double:
+            selector = self.policy_q(self.network.apply(params["q"], next_seen))
         loss, extra = dqn_loss(
             q,
-            self.network.apply(state.target_params["q"], next_seen),
+            self.target_q(self.network.apply(state.target_params["q"], next_seen)),
             batch,
             next_q_selector=selector,
             next_mask=next_mask,

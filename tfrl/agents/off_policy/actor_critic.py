@@ -138,6 +138,14 @@ class OffPolicyActorCritic(OffPolicy):
           keys: `{stream: int32 [2]}` for `critic_keys`.
         """
 
+    def target_q(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns the target's value, float32 `[N, ...]`, from all critics, `[n, N, ...]`."""
+        return tf.reduce_min(q, axis=0)
+
+    def policy_q(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns the actor's objective `[N(, A)]`, float32, from all critics, `[n, N, ...]`."""
+        return tf.reduce_min(q, axis=0)
+
     def taken_values(self, q: tf.Tensor, batch: Nest) -> tf.Tensor:
         """Returns the critics' values of the taken actions, float32 `[n, N]`."""
         return q

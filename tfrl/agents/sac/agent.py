@@ -194,10 +194,6 @@ class SAC(OffPolicyActorCritic):
         q = self.target_q(critic.apply(target, inputs, action))
         return losses.soft_value(q, log_prob, alpha)
 
-    def target_q(self, q: tf.Tensor) -> tf.Tensor:
-        """Returns the target's value, float32 `[N, ...]`, from all critics, `[n, N, ...]`."""
-        return tf.reduce_min(q, axis=0)
-
     def policy_q(self, q: tf.Tensor) -> tf.Tensor:
         """Returns the actor's objective `[N(, A)]`, float32, from all critics, `[n, N, ...]`."""
         reduce = tf.reduce_min if self.critic_subset is None else tf.reduce_mean

@@ -137,9 +137,9 @@ class TD3(OffPolicyActorCritic):
         action = losses.smoothed(action, keys["noise"], self.target_noise, self.target_noise_clip)
         return self.target_q(self.critic.apply(target_params["critic"], batch.next_obs, action))
 
-    def target_q(self, q: tf.Tensor) -> tf.Tensor:
-        """Returns the target's value `[N]`, float32, from those of all critics, `[n, N]`."""
-        return tf.reduce_min(q, axis=0)
+    def policy_q(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns the actor's objective `[N]`, float32, from the first critic's, `[1, N, ...]`."""
+        return q[0]
 
     def actor_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
@@ -148,7 +148,7 @@ class TD3(OffPolicyActorCritic):
         action, after = self.actor.apply_training(params["actor"], batch.obs, key)
         # Only the first critic is needed.
         first = tf.nest.map_structure(lambda p: tf.stop_gradient(p[:1]), params["critic"])
-        q = self.critic.replace(num_critics=1).apply(first, batch.obs, action)[0]
+        q = self.policy_q(self.critic.replace(num_critics=1).apply(first, batch.obs, action))
         rows = getattr(batch, "mask", None)
         metrics: dict[str, Any] = {"action_size": ops.masked_mean(_size(action), rows)}
         if networks.split_leaves(after)[1]:

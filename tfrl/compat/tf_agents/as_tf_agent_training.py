@@ -110,10 +110,10 @@ class Training(abc.ABC):
         tensors = [i for i, x in enumerate(leaves) if x is not None]
 
         def together(strategy: Any, *values: Any) -> Any:
-            found = list(leaves)
+            result = list(leaves)
             for i, value in zip(tensors, values, strict=True):
-                found[i] = value
-            return self._update(*tf.nest.pack_sequence_as((experience, weights), found))
+                result[i] = value
+            return self._update(*tf.nest.pack_sequence_as((experience, weights), result))
 
         context = tf.distribute.get_replica_context()
         metrics = context.merge_call(together, args=tuple(leaves[i] for i in tensors))
@@ -185,13 +185,13 @@ class Training(abc.ABC):
         replicas, state = self.learner.replicas, self.state_values()
         rows = self.agent.prepare_minibatch(state, rows, replicas.sum)
         key = seeding.stream(tf.convert_to_tensor(self.learner.key), "tf_agents/loss")
-        found = {}
+        result = {}
         for update in self.agent.updates:
             if isinstance(update, ExternalUpdate):
                 continue  # it has no loss without a step
             loss, _ = update.loss(state.params, state, rows, seeding.stream(key, update.name))
-            found[f"{update.name}/{_LOSS}"] = loss
-        return _shared_out(found, replicas)
+            result[f"{update.name}/{_LOSS}"] = loss
+        return _shared_out(result, replicas)
 
     def packed(self, experience: Any) -> Any:
         """Returns experience with plain nests packed into the agent's nests."""
@@ -417,15 +417,15 @@ class RowTraining(OnPolicyTraining):
         frames = tf.nest.map_structure(
             lambda s: tf.TensorSpec([1, length, *s.shape], s.dtype), collect_spec
         )
-        found: list[Nest] = []
+        result: list[Nest] = []
 
         def make(experience: Any) -> tf.Tensor:
             batch, _ = self.agent.learner_batch(self.state_values(), self.steps(experience))
-            found.append(tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), batch))
+            result.append(tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), batch))
             return tf.constant(0)
 
         tf.function(make, autograph=False).get_concrete_function(frames)
-        return found[0]
+        return result[0]
 
     def preprocess(self, experience: Any) -> Any:
         """Returns frames `[T, ...]` or `[B, T, ...]` with rows to learn from as policy info.
@@ -475,15 +475,15 @@ def padded(experience: Any, length: int) -> Any:
 
     The last given frame only shows an observation; its step does not count.
     """
-    found = tf.shape(experience.step_type)[1]
+    result = tf.shape(experience.step_type)[1]
     with tf.control_dependencies(
         [
             tf.debugging.assert_less_equal(
-                found, length, f"sequences must have at most max_sequence_length frames, {length}"
+                result, length, f"sequences must have at most max_sequence_length frames, {length}"
             )
         ]
     ):
-        missing = length - tf.identity(found)
+        missing = length - tf.identity(result)
 
     def pad(x: tf.Tensor, value: Any = 0) -> tf.Tensor:
         paddings = [[0, 0], [0, missing]] + [[0, 0]] * (x.shape.rank - 2)
@@ -491,7 +491,7 @@ def padded(experience: Any, length: int) -> Any:
         return tf.ensure_shape(full, [x.shape[0], length, *x.shape[2:]])
 
     out = tf.nest.map_structure(pad, experience)
-    is_last = tf.range(length) >= found - 1
+    is_last = tf.range(length) >= result - 1
     return out._replace(
         step_type=tf.where(is_last, LAST, pad(experience.step_type, LAST)),
         next_step_type=tf.where(is_last, FIRST, pad(experience.next_step_type, FIRST)),

@@ -122,8 +122,10 @@ class _Acting:
         """Returns the distributions of actions, a plain nest."""
         from tfrl.compat.tf_agents.distributions import exploring_distribution
 
-        found = exploring_distribution(self.agent, self.state, *self._packed(obs, carry))
-        return tf.nest.pack_sequence_as(specs.plain(self.agent.action_spec), tf.nest.flatten(found))
+        result = exploring_distribution(self.agent, self.state, *self._packed(obs, carry))
+        return tf.nest.pack_sequence_as(
+            specs.plain(self.agent.action_spec), tf.nest.flatten(result)
+        )
 
     def __call__(self, obs: Nest, carry: Nest, key: tf.Tensor) -> tuple[Nest, Nest, Nest]:
         """Returns action, carry and extras as plain nests."""
@@ -235,9 +237,9 @@ class ActingPolicy(TFPolicy):
         from tensorflow_probability import distributions
 
         if self._explores:
-            found = self._drawn_from(time_step.observation, policy_state)
+            result = self._drawn_from(time_step.observation, policy_state)
             step = self._action(time_step, policy_state, None)
-            return step._replace(action=found, info=_without_log_prob(step.info))
+            return step._replace(action=result, info=_without_log_prob(step.info))
         step = self._action(time_step, policy_state, None)
         return step._replace(action=tf.nest.map_structure(distributions.Deterministic, step.action))
 
@@ -273,9 +275,9 @@ def _plain(nest: Nest) -> Nest:
     """Returns a nest of only dicts and tuples, `()` if empty, as TF-Agents requires."""
     if nest is None or not struct.paths(nest):
         return ()
-    found = specs.plain(nest)
-    tf.nest.assert_same_structure(found, nest, check_types=False)
-    return found
+    result = specs.plain(nest)
+    tf.nest.assert_same_structure(result, nest, check_types=False)
+    return result
 
 
 def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
@@ -293,8 +295,8 @@ def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
         full = name if path == "." else f"{name}/{path}"
         return tensor_spec_lib.TensorSpec(x.shape[1:], x.dtype, full)
 
-    found = struct.paths(plain)
-    return tf.nest.pack_sequence_as(plain, [spec(path, x) for path, x in found.items()])
+    result = struct.paths(plain)
+    return tf.nest.pack_sequence_as(plain, [spec(path, x) for path, x in result.items()])
 
 
 # The names of TF-Agents' PolicySavedModelTrigger.

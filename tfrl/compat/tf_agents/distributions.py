@@ -45,12 +45,12 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
       NotImplementedError: The agent has no distribution, or it is unknown.
     """
     if isinstance(agent, MultiAgent):
-        found = {}
+        result = {}
         for agent_id in sorted(agent.action_spec):
             module, before = agent.module_of(agent_id), (carry or {}).get(agent_id)
             own = (agent.modules[module], state[module], obs[agent_id], before)
-            found[agent_id] = exploring_distribution(*own)
-        return found
+            result[agent_id] = exploring_distribution(*own)
+        return result
     if not has_distribution(agent):
         raise NotImplementedError(
             f"{type(agent).__name__} has no known action distribution. Call action, whose info has "

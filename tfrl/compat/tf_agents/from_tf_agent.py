@@ -270,10 +270,10 @@ class TFAgentModule(Agent):
             plain = undecorated(agent)
             with plain, self.logic.variables.read_as(state), drawn_from(key):
                 experience = experience_of(self.logic, batch, self.discount, self.n_step)
-                found = agent.loss(
+                result = agent.loss(
                     experience, gamma=agent._gamma, reward_scale_factor=agent._reward_scale_factor
                 )
-            return tf.abs(found.extra.td_error)
+            return tf.abs(result.extra.td_error)
 
         return self._in_graph("td_errors", errors, state, batch, key)
 

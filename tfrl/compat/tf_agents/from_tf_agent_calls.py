@@ -371,12 +371,12 @@ def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
       loss: The total loss.
       extra: `LossInfo.extra`: a nest of floats of any shape.
     """
-    found = {"loss": tf.cast(loss, tf.float32)}
+    result = {"loss": tf.cast(loss, tf.float32)}
     for path, x in struct.paths(_named(extra)).items():
         if tf.is_tensor(x) and x.dtype.is_floating:
             # Behavioural cloning also reports a `loss` per example, without weights.
-            found.setdefault(path, tf.cast(tf.reduce_mean(x), tf.float32))
-    return found
+            result.setdefault(path, tf.cast(tf.reduce_mean(x), tf.float32))
+    return result
 
 
 def _named(extra: Any) -> Any:

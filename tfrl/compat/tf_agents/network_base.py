@@ -268,14 +268,14 @@ class TFAgentsNetwork(networks.Network):
         inputs = specs.zeros(self.model.spec[0], (1, 2))
         call = tf.function(self.model.call, autograph=False)
         kinds = tf.constant([[MID, FIRST]])
-        found = []
+        result = []
         for carry in (0.0, 1.0):
             state = tf.nest.map_structure(
                 lambda s, c=carry: tf.fill([1, *s.shape], tf.cast(c, s.dtype)), self.model.spec[2]
             )
             (_, after), _ = call(params, (inputs, kinds, state), False, None)
-            found.append(tf.nest.flatten(after))
-        if any(tf.reduce_any(tf.abs(a - b) > 1e-6) for a, b in zip(*found, strict=True)):
+            result.append(tf.nest.flatten(after))
+        if any(tf.reduce_any(tf.abs(a - b) > 1e-6) for a, b in zip(*result, strict=True)):
             raise UserError(
                 "TF-Agents network",
                 expected="a recurrent network that resets its state where step_type is FIRST",

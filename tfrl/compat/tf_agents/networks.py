@@ -150,8 +150,8 @@ class TFAgentsPolicy(TFAgentsNetwork):
         self, params: Params, x: Nest, key: tf.Tensor, mask: Nest = None
     ) -> tuple[distributions.Distribution, Params]:
         """Returns the distribution in training mode, and the parameters after the call."""
-        found, after = super().apply_training(params, x, key)
-        return self._distribution(found, mask), after
+        result, after = super().apply_training(params, x, key)
+        return self._distribution(result, mask), after
 
     def step(
         self, params: Params, x: Nest, carry: Nest = None, mask: Nest = None
@@ -159,8 +159,8 @@ class TFAgentsPolicy(TFAgentsNetwork):
         """Takes one step of an episode; see `Network.step`."""
         if not self.recurrent:
             return self.apply(params, x, mask), carry
-        found, after = super().step(params, x, carry)
-        return self._distribution(found, mask), after
+        result, after = super().step(params, x, carry)
+        return self._distribution(result, mask), after
 
     def unroll(
         self,
@@ -176,5 +176,5 @@ class TFAgentsPolicy(TFAgentsNetwork):
             if key is None:
                 return self.apply(params, x, mask), params
             return self.apply_training(params, x, key, mask)
-        found, after = super().unroll(params, x, carry, starts, key)
-        return self._distribution(found, mask), after
+        result, after = super().unroll(params, x, carry, starts, key)
+        return self._distribution(result, mask), after

@@ -63,8 +63,8 @@ def sequences(windows: Any, index: tf.Tensor | None = None) -> Sequences:
     still = tf.minimum(tf.range(windows.step_type.shape[1]), taken)
     obs = tf.nest.map_structure(lambda x: tf.gather(x, still, batch_dims=1), windows.observation)
     steps = steps_of(windows._replace(observation=obs))
-    found = {name: getattr(steps, name) for name in ("action", "reward", "policy_extras")}
-    masked = {name: _masked(valid, x) for name, x in found.items() if x is not None}
+    result = {name: getattr(steps, name) for name in ("action", "reward", "policy_extras")}
+    masked = {name: _masked(valid, x) for name, x in result.items() if x is not None}
     ends = {name: valid & getattr(steps, name) for name in ("termination", "truncation")}
     return Sequences(steps=steps.replace(valid=valid, **masked, **ends), index=index)
 

@@ -57,13 +57,13 @@ class TFAgentTask(RLTask):
         """
         env = self.get_environment()
         try:
-            found = self.get_agent(
+            result = self.get_agent(
                 specs.to_spec(env.observation_space), specs.to_spec(env.action_space)
             )
         finally:
             env.close()
-        self._check(found)
-        return found
+        self._check(result)
+        return result
 
     def _check(self, found: Any) -> None:
         owner = f"get_agent of {type(self).__name__}"
@@ -122,13 +122,13 @@ class _Model(tf.Module):
         super().__init__(name="tf_agent")
         self._agent = _hidden(agent)
         key = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
-        found = agent.init(key)
-        trained = set(struct.paths({"params": found.params}))
+        result = agent.init(key)
+        trained = set(struct.paths({"params": result.params}))
         self.values = [
             tf.Variable(x, trainable=path in trained and x.dtype.is_floating, name=_named(path))
-            for path, x in struct.paths(found).items()
+            for path, x in struct.paths(result).items()
         ]
-        self._form = _hidden(found)
+        self._form = _hidden(result)
         self.key = tf.Variable(seeding.stream(key, "train"), trainable=False, name="key")
         self.updates = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
         acting = {

@@ -43,8 +43,8 @@ def from_tf_agents_spec(name: str, kind: str, spec: Nest) -> Nest:
         path.
     """
     # `struct.paths` yields the same leaves in the same order as `tf.nest`.
-    found = struct.paths(plain(spec))
-    leaves = [_leaf(f"{kind} spec {path} of {name}", kind, leaf) for path, leaf in found.items()]
+    result = struct.paths(plain(spec))
+    leaves = [_leaf(f"{kind} spec {path} of {name}", kind, leaf) for path, leaf in result.items()]
     return tf.nest.pack_sequence_as(plain(spec), leaves)
 
 
