@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tests.launch.launch_runs import in_process
-from tfrl.launch import job, launch, local_engine, termination
+from tfrl.launch import collect, job, launch, learn, local_engine, termination
 
 SERVES = """
 import signal, sys, time
@@ -483,6 +483,23 @@ def test_a_rendered_job_always_resumes(capsys, engine):
 def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
     code, out, err = call(capsys, f"--root_dir={tmp_path}", "--gin_file=none.gin")
     assert code == 2 and err.startswith("Error: ") and "none.gin" in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--wait_seconds=0", "--wait_seconds: expected a number above 0 and at most 1e+06, got 0"),
+        ("--wait_seconds=inf", "above 0 and at most 1e+06, got inf. It is the time in seconds"),
+        ("--wait_seconds=nan", "--wait_seconds: expected a number above 0"),
+        ("--pull_seconds=inf", "--pull_seconds: expected a number of at least 0 and at most 1e+06"),
+    ],
+)
+def test_seconds_that_no_process_could_wait(capsys, tmp_path, flag, message):
+    args = (f"--root_dir={tmp_path}/r", f"--gin_file={DQN}", "--replay_server=localhost:1")
+    mains = (launch.main, collect.main, *([learn.main] if "--wait" in flag else []))
+    for main in mains:
+        code, out, err = in_process(main, capsys, *args, flag)
+        assert (code, out) == (2, "") and message in err
 
 
 def test_jobs_need_a_file(capsys, tmp_path):

@@ -47,6 +47,8 @@ def main() -> int:
             got="no value",
             remedy="Pass the same file as to tfrl-learn.",
         )
+    shared_flags.pull_seconds()
+    shared_flags.wait_seconds()
     from tfrl.launch import gin_files
 
     # Reports a missing file or a typo before TensorFlow is imported.
@@ -72,8 +74,8 @@ def _collector(workflow: Workflow, server: str) -> Any:
         "task_id": values.task_id,
         "num_tasks": values.num_tasks,
         "seed": common_flags.common().seed,
-        "pull_seconds": values.pull_seconds,
-        "wait_seconds": values.wait_seconds,
+        "pull_seconds": shared_flags.pull_seconds(),
+        "wait_seconds": shared_flags.wait_seconds(),
         "log": app.say,
     }
     if isinstance(workflow, OnPolicyWorkflow):

@@ -91,6 +91,7 @@ def main() -> int:
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     _check(values, asked, root)
+    shared_flags.pull_seconds()
     local, renders = asked.engine == "local", asked.engine in _RENDERED
     options = JobOptions(
         gin_files=values.gin_file,
@@ -100,7 +101,7 @@ def main() -> int:
         collectors=asked.collectors,
         replay_servers=asked.replay_servers or _num_servers(bindings),
         evaluators=asked.evaluators,
-        wait_seconds=asked.wait_seconds,
+        wait_seconds=shared_flags.wait_seconds(),
         learner_flags=_passed(values, _LEARNER_FLAGS),
         collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,

@@ -45,7 +45,7 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
 
     values, server = flags.FLAGS, shared_flags.replay_server()
     common: dict[str, Any] = {
-        "wait_seconds": values.wait_seconds,
+        "wait_seconds": shared_flags.wait_seconds(),
         "log": app.say,
         "stops": stops,
     }
@@ -68,6 +68,7 @@ def prepare(workflow: Workflow, stops: Callable[[], bool]) -> None:
 def main() -> int:
     """Trains as the flags say; returns the exit code."""
     shared_flags.replay_server()  # before TensorFlow is imported
+    shared_flags.wait_seconds()
     code = train.main(prepare)
     from tfrl.replay.reverb import cancellable_call
 

@@ -5,8 +5,12 @@ from typing import Any
 
 from absl import flags
 
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.launch import gin_files
+
+# The most that a server's timeout may be, see `ReverbReplay.timeout`.
+_MOST_SECONDS = 1e6
 
 _DEFINITIONS: dict[str, Callable[[str], Any]] = {
     "quiet": lambda name: flags.DEFINE_boolean(
@@ -78,6 +82,27 @@ def with_budget(files: Sequence[str], bindings: Sequence[str]) -> tuple[str, ...
     if env_steps is None:
         return tuple(bindings)
     return (*bindings, gin_files.budget_binding(files, bindings, env_steps))
+
+
+def wait_seconds() -> float:
+    """Returns the value of --wait_seconds of a process that waits for a server.
+
+    Raises:
+      UserError: It is 0, or no finite number.
+    """
+    value = flags.FLAGS.wait_seconds
+    remedy = "It is the time in seconds after which a process that waits ends."
+    checks.number("--wait_seconds", value, 0, _MOST_SECONDS, closed=False, remedy=remedy)
+    return float(value)
+
+
+def pull_seconds() -> float:
+    """Returns the value of --pull_seconds.
+
+    Raises:
+      UserError: It is no finite number.
+    """
+    return float(checks.number("--pull_seconds", flags.FLAGS.pull_seconds, 0, _MOST_SECONDS))
 
 
 def replay_server() -> str:
