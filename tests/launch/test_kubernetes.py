@@ -117,9 +117,24 @@ REFUSED = {
     "strategy": (
         {"learner_flags": ("--strategy=mirrored",)},
         {"tpu_topology": "v4:2x2x1"},
-        "got --learners=1 --strategy=mirrored",
+        "got --learners=1 --strategy=mirrored --tpu=local",
+    ),
+    "tpu": (
+        {"learner_flags": ("--tpu=grpc://a:8470",)},
+        {"tpu_topology": "v4:2x2x1"},
+        "got --learners=1 --strategy=auto --tpu=grpc://a:8470",
     ),
     "chips": ({}, {"resources": resources.parsed(["learner:tpu=4"])}, "expected --tpu_topology"),
+    "both": (
+        {},
+        {"resources": resources.parsed(["learner:tpu=4"]), "tpu_topology": "v4:2x2x1"},
+        "--resources=learner:tpu=...: expected --tpu_topology",
+    ),
+    "collector": (
+        {},
+        {"resources": resources.parsed(["collector:tpu=4"])},
+        "--resources=collector:tpu=...: expected --tpu_topology",
+    ),
 }
 
 

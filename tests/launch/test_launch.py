@@ -419,6 +419,8 @@ def test_ports_on_a_machine_without_ipv6(monkeypatch):
 
 
 DQN, PPO = "dqn/gymnasium_cartpole.gin", "ppo/tf_cartpole.gin"
+# The flag without which an engine renders nothing.
+NEEDS = {"local": (), "ray": (), "kubernetes": ("--image=i",), "tpu_vm": ("--zone=z",)}
 
 
 @pytest.mark.needs("reverb")
@@ -435,7 +437,7 @@ def test_jobs_that_cannot_run_are_refused(capsys, tmp_path, engine, file, flag, 
     local = engine == "local"
     root = tmp_path if local else "gs://b/r"
     args = (f"--root_dir={root}", f"--gin_file={file}", f"--engine={engine}", flag)
-    code, out, err = call(capsys, *args, "--image=i", "--zone=z", f"--dry_run={local}")
+    code, out, err = call(capsys, *args, *NEEDS[engine], f"--dry_run={local}")
     assert (code, out) == (2, "") and message in err
 
 
@@ -463,7 +465,7 @@ def test_flags_of_learner_and_collectors_are_passed_on(capsys, launched, tmp_pat
     root = tmp_path if engine == "local" else "gs://b/r"
     args = (f"--root_dir={root}", "--gin_file=impala/tf_cartpole.gin", f"--engine={engine}")
     asked = ("--synchronous=true", "--max_policy_lag=3", "--pull_seconds=1.5")
-    code, out, err = call(capsys, *args, *asked, "--image=i", "--zone=z")
+    code, out, err = call(capsys, *args, *asked, *NEEDS[engine])
     assert (code, err) == (0, "")
     if engine == "local":
         (job,) = launched
@@ -471,6 +473,37 @@ def test_flags_of_learner_and_collectors_are_passed_on(capsys, launched, tmp_pat
         assert asked[2] in job["collector-1"]
     else:
         assert all(flag in out for flag in asked)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "engines"),
+    [
+        ("local", "tpu_topology=v5e:2x4", "kubernetes"),
+        ("local", "ray_address=auto", "ray"),
+        ("local", "job_name=a", "kubernetes, tpu_vm"),
+        ("ray", "volume=claim:/runs", "kubernetes"),
+        ("kubernetes", "spot", "tpu_vm"),
+        ("kubernetes", "zone=z", "tpu_vm"),
+        ("tpu_vm", "resources=learner:cpu=4", "local, ray, kubernetes"),
+        ("tpu_vm", "tpu=local", "local, ray, kubernetes"),
+        ("tpu_vm", "image=i", "kubernetes"),
+    ],
+)
+def test_flags_of_other_engines_are_refused(capsys, engine, flag, engines):
+    args = ("--root_dir=gs://b/r", f"--gin_file={DQN}", f"--engine={engine}", *NEEDS[engine])
+    code, out, err = call(capsys, *args, f"--{flag}")
+    name = flag.partition("=")[0]
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: --{name}: expected no value with --engine={engine}, got ")
+    assert err.endswith(f"Leave it out: it is a flag of --engine={engines}.\n")
+
+
+def test_the_local_engine_gives_gpus_only(capsys, tmp_path, launched):
+    args = (f"--root_dir={tmp_path}", f"--gin_file={DQN}")
+    assert call(capsys, *args, "--resources=collector:gpu=1")[0] == 0
+    code, out, err = call(capsys, *args, "--resources=collector:gpu=1,cpu=2")
+    assert code == 2 and "--resources: expected only gpu with --engine=local" in err
+    assert "got cpu, gpu." in err
 
 
 @pytest.mark.parametrize("engine", ["kubernetes", "tpu_vm"])

@@ -85,6 +85,20 @@ class JobOptions:
     collector_flags: tuple[str, ...] = ()
     learners: int = 1
 
+    def learner_flag(self, name: str) -> str | None:
+        """Returns the value of a flag in `learner_flags`; None without it."""
+        values = [f.partition("=")[2] for f in self.learner_flags if f.startswith(f"--{name}=")]
+        return values[-1] if values else None
+
+    def on_tpu(self, tpu: str) -> "JobOptions":
+        """Returns the options with a learner on a TPU.
+
+        Args:
+          tpu: The value of its flag `--tpu`.
+        """
+        kept = [f for f in self.learner_flags if not f.startswith(("--strategy=", "--tpu="))]
+        return dataclasses.replace(self, learner_flags=(*kept, "--strategy=tpu", f"--tpu={tpu}"))
+
 
 def roles(
     options: JobOptions,

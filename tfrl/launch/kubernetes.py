@@ -115,20 +115,24 @@ def check(
             )
     if tpu_topology:
         _tpu(tpu_topology)
-        strategy = _strategy(options)
-        if options.learners > 1 or strategy not in ("auto", "tpu"):
+        strategy = options.learner_flag("strategy") or "auto"
+        tpu = options.learner_flag("tpu") or "local"
+        if options.learners > 1 or strategy not in ("auto", "tpu") or tpu != "local":
             raise UserError(
                 f"--tpu_topology={tpu_topology}",
-                expected="--learners=1 with --strategy=tpu: one process drives the chips of a host",
-                got=f"--learners={options.learners} --strategy={strategy}",
+                expected="--learners=1 --strategy=tpu --tpu=local: one process drives the chips of "
+                "a host",
+                got=f"--learners={options.learners} --strategy={strategy} --tpu={tpu}",
             )
-    elif resources.of(LEARNER).get("tpu"):
-        raise UserError(
-            "--resources=learner:tpu=...",
-            expected="--tpu_topology, from which the number of chips follows",
-            got="none",
-            remedy="Pass for example --tpu_topology=v5e:2x4.",
-        )
+    for kind in KINDS:
+        if "tpu" in resources.of(kind):
+            raise UserError(
+                f"--resources={kind}:tpu=...",
+                expected="--tpu_topology, from which the chips of the learner follow; no other "
+                "role takes a TPU",
+                got=f"--tpu_topology={tpu_topology}",
+                remedy="Pass for example --tpu_topology=v5e:2x4, and no tpu in --resources.",
+            )
 
 
 def job_set(
@@ -290,11 +294,6 @@ def _failure_rules(kind: str) -> list[dict[str, Any]]:
         {"action": "Ignore", "onPodConditions": [evicted]},
         {"action": "FailJob", "onExitCodes": mistake},
     ]
-
-
-def _strategy(options: JobOptions) -> str:
-    strategies = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
-    return strategies[-1] if strategies else "auto"
 
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:

@@ -48,6 +48,21 @@ _COLLECTOR_FLAGS = ("pull_seconds",)
 # Engines that print what other programs start.
 _RENDERED = ("kubernetes", "tpu_vm")
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
+# The engines of each flag that not all of them take.
+_ENGINES_OF = {
+    "accelerator_type": ("tpu_vm",),
+    "image": ("kubernetes",),
+    "job_name": ("kubernetes", "tpu_vm"),
+    "node_selector": ("kubernetes",),
+    "package": ("tpu_vm",),
+    "ray_address": ("ray",),
+    "resources": ("local", "ray", "kubernetes"),
+    "spot": ("tpu_vm",),
+    "tpu": ("local", "ray", "kubernetes"),
+    "tpu_topology": ("kubernetes",),
+    "volume": ("kubernetes",),
+    "zone": ("tpu_vm",),
+}
 
 shared_flags.define(
     "total_env_steps", "synchronous", "max_policy_lag", "pull_seconds", "wait_seconds"
@@ -90,7 +105,8 @@ def main() -> int:
         )
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
-    _check(values, asked, root)
+    where = resources.parsed(asked.resources)
+    _check(values, asked, root, where)
     shared_flags.pull_seconds()
     local, renders = asked.engine == "local", asked.engine in _RENDERED
     options = JobOptions(
@@ -106,7 +122,6 @@ def main() -> int:
         collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,
     )
-    where = resources.parsed(asked.resources)
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, bind, num_replicas = free[: options.replay_servers], "", 1
@@ -162,17 +177,39 @@ def main() -> int:
     return engine.run(termination)
 
 
-def _check(values: common_flags.CommonFlags, asked: flags.FlagValues, root: str) -> None:
+def _check(
+    values: common_flags.CommonFlags,
+    asked: flags.FlagValues,
+    root: str,
+    where: resources.RoleResources,
+) -> None:
     """Checks flags that do not go together.
 
     Args:
       values: The flags of every training.
       asked: All flags.
       root: The run folder.
+      where: The value of --resources.
 
     Raises:
       UserError: For such flags.
     """
+    for name, engines in _ENGINES_OF.items():
+        if asked[name].present and asked.engine not in engines:
+            raise UserError(
+                f"--{name}",
+                expected=f"no value with --engine={asked.engine}",
+                got=str(asked[name].value),
+                remedy=f"Leave it out: it is a flag of --engine={', '.join(engines)}.",
+            )
+    names = {name for amounts in where.asked.values() for name in amounts}
+    if asked.engine == "local" and names - {"gpu"}:
+        raise UserError(
+            "--resources",
+            expected="only gpu with --engine=local, which gives each process the whole machine",
+            got=", ".join(sorted(names)),
+            remedy="Leave the others out, or choose --engine=ray.",
+        )
     if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):
         raise UserError(
             f"--learners={asked.learners}",

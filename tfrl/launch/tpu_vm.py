@@ -207,11 +207,9 @@ def _check(
             "4 or a multiple of 8",
             got=accelerator_type,
         )
-    strategies = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
-    if strategies and strategies[-1] not in ("auto", "tpu"):
-        raise UserError(
-            f"--strategy={strategies[-1]}", expected="tpu with --engine=tpu_vm", got=strategies[-1]
-        )
+    strategy = options.learner_flag("strategy") or "tpu"
+    if strategy not in ("auto", "tpu"):
+        raise UserError(f"--strategy={strategy}", expected="tpu with --engine=tpu_vm", got=strategy)
     if spot and not options.root_dir.startswith("gs://"):
         raise UserError(
             f"--root_dir={options.root_dir}",
