@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.launch import jobset_pods
 from tests.launch.launch_runs import in_process
 from tfrl.launch import collect, job, launch, learn, local_engine, termination
 
@@ -458,6 +459,47 @@ def test_dry_run_of_a_cluster_shows_each_learner(capsys):
     assert code == 0
     learners = [line for line in out.splitlines() if line.startswith("learner-")]
     assert len(learners) == 2 and "tfrl-learner-0-1.tfrl:2222" in learners[0]
+
+
+@pytest.mark.needs("reverb")
+@pytest.mark.parametrize("flags", [("--tpu_topology=v5e:2x4",), ("--learners=2", "--evaluators=1")])
+def test_dry_run_of_a_cluster_shows_the_commands_of_its_pods(capsys, flags):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i", f"--gin_file={DQN}")
+    code, text, err = call(capsys, *common, *flags)
+    assert code == 0, err
+    pods = jobset_pods.pods(json.loads(text))
+    code, out, _ = call(capsys, *common, *flags, "--dry_run")
+    assert code == 0
+    settings = [[f"TF_CONFIG={p.env['TF_CONFIG']}"] if "TF_CONFIG" in p.env else [] for p in pods]
+    expected = [[*env, *pod.command] for env, pod in zip(settings, pods, strict=True)]
+    assert [shlex.split(line)[1:] for line in out.splitlines()[: len(pods)]] == expected
+
+
+@pytest.mark.needs("reverb")
+def test_dry_run_of_a_tpu_vm(capsys):
+    args = ("--root_dir=gs://b/r", "--engine=tpu_vm", "--zone=z", f"--gin_file={DQN}")
+    code, out, err = call(capsys, *args, "--strategy=auto", "--dry_run")
+    assert code == 0, err
+    server, learner = out.splitlines()[:2]
+    assert "--port=PORT-OF-SERVER-0 " in server
+    assert "--replay_server=localhost:PORT-OF-SERVER-0 " in learner
+    assert learner.endswith("--root_dir=gs://b/r --strategy=tpu --tpu=local")
+    assert "--strategy=auto" not in learner
+    pod = ("--accelerator_type=v3-32", "--job_name=dqn", "--dry_run")
+    learner = call(capsys, *args, *pod)[1].splitlines()[1]
+    assert learner.endswith("--strategy=tpu --tpu=dqn")
+
+
+@pytest.mark.needs("reverb")
+def test_dry_run_of_ray(capsys, tmp_path):
+    args = (f"--root_dir={tmp_path}/r", "--engine=ray", f"--gin_file={DQN}", "--dry_run")
+    code, out, err = call(capsys, *args, "--ray_address=auto", "--replay_servers=2")
+    assert code == 0, err
+    servers, learner = out.splitlines()[:2], out.splitlines()[2]
+    assert all("--port=PORT " in x and x.endswith("--bind=0.0.0.0") for x in servers)
+    assert "--replay_server=NODE-OF-SERVER-0:PORT,NODE-OF-SERVER-1:PORT" in learner
+    _, out, _ = call(capsys, *args)  # a cluster of this machine
+    assert "--replay_server=localhost:" in out and "--bind" not in out
 
 
 @pytest.mark.parametrize("engine", ["local", "kubernetes", "tpu_vm"])

@@ -1,5 +1,6 @@
 """`--engine=kubernetes`: renders a job as a JobSet (https://jobset.sigs.k8s.io), for kubectl."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -177,22 +178,18 @@ def job_set(
     )
     selectors = {kind: dict(labels) for kind, labels in (node_selectors or {}).items()}
     amounts = {k: dict(resources.of(k)) for k in KINDS}
-    learner_flags: tuple[str, ...] = ()
     if tpu_topology:
         chips, labels = _tpu(tpu_topology)
         amounts[LEARNER]["tpu"] = str(chips)
         selectors[LEARNER] = {**labels, **selectors.get(LEARNER, {})}
-        learner_flags = ("--strategy=tpu", "--tpu=local")
     by_kind: dict[str, list[Role]] = {}
-    for role in roles(options, addresses(options, name), bind="0.0.0.0"):  # nosec B104
+    for role in job(options, name, tpu_topology):
         by_kind.setdefault(role.kind, []).append(role)
     jobs = []
     for kind, of_kind in by_kind.items():
         workers = options.learners if kind == LEARNER else 1
         meeting = learner_addresses(options, name) if kind == LEARNER else []
         container = _container(of_kind[0], image, amounts[kind], meeting)
-        if kind == LEARNER:
-            container["command"] += learner_flags
         pod: dict[str, Any] = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": _GRACE_SECONDS[kind],
@@ -204,10 +201,10 @@ def job_set(
             container["volumeMounts"] = [{"name": "runs", "mountPath": str(folder)}]
         if kind in selectors:
             pod["nodeSelector"] = selectors[kind]
-        job: dict[str, Any] = {"name": kind, "replicas": len(of_kind)}
+        replicated: dict[str, Any] = {"name": kind, "replicas": len(of_kind) // workers}
         if kind in _STARTS_AFTER:
-            job["dependsOn"] = [{"name": _STARTS_AFTER[kind], "status": "Ready"}]
-        job["template"] = {
+            replicated["dependsOn"] = [{"name": _STARTS_AFTER[kind], "status": "Ready"}]
+        replicated["template"] = {
             "spec": {
                 "completionMode": "Indexed",
                 "completions": workers,
@@ -217,7 +214,7 @@ def job_set(
                 "template": {"spec": pod},
             }
         }
-        jobs.append(job)
+        jobs.append(replicated)
     finishing = [kind for kind in (LEARNER, EVALUATOR) if kind in by_kind]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -230,6 +227,25 @@ def job_set(
             "replicatedJobs": jobs,
         },
     }
+
+
+def job(options: JobOptions, name: str, tpu_topology: str | None = None) -> list[Role]:
+    """Returns the processes of a job as its pods start them.
+
+    Args:
+      options: The configuration of the job.
+      name: The name of the JobSet.
+      tpu_topology: "type:topology" of the learner's TPU.
+    """
+    made = roles(
+        options.on_tpu("local") if tpu_topology else options,
+        addresses(options, name),
+        bind="0.0.0.0",  # nosec B104
+        learner_addresses=learner_addresses(options, name),
+    )
+    # An orderly end by an eviction must not count as done: the pod would not come back.
+    more = {SERVER: ("--signal_exit_code=143",)}
+    return [dataclasses.replace(r, flags=(*r.flags, *more.get(r.kind, ()))) for r in made]
 
 
 def addresses(options: JobOptions, name: str) -> list[str]:
@@ -264,8 +280,6 @@ def _container(
         command[:] = [f"{c[:-1]}$({_INDEX})" if c.endswith(sign) else c for c in command]
         env.append(_annotation(_INDEX, _JOB_INDEX))
     if role.kind == SERVER:
-        # An orderly end by an eviction must not count as done: the pod would not come back.
-        command.append("--signal_exit_code=143")
         container["ports"] = [{"name": "reverb", "containerPort": PORT}]
         container["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 2}
     if workers:

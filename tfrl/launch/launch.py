@@ -108,7 +108,7 @@ def main() -> int:
     where = resources.parsed(asked.resources)
     _check(values, asked, root, where)
     shared_flags.pull_seconds()
-    local, renders = asked.engine == "local", asked.engine in _RENDERED
+    renders = asked.engine in _RENDERED
     options = JobOptions(
         gin_files=values.gin_file,
         gin_bindings=shared_flags.with_budget(values.gin_file, values.gin_bindings),
@@ -122,23 +122,9 @@ def main() -> int:
         collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,
     )
-    workers = options.learners if local and options.learners > 1 else 0
-    free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
-    addresses, bind, num_replicas = free[: options.replay_servers], "", 1
-    learner_addresses = free[options.replay_servers :]
-    if asked.engine == "kubernetes":
-        text = kubernetes.rendered(options, asked.max_restarts, where)
-        num_replicas = kubernetes.replicas(asked.tpu_topology)
-        addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
-        learner_addresses = kubernetes.learner_addresses(options, asked.job_name)
-    elif asked.engine == "tpu_vm":
-        text = tpu_vm.rendered(options, asked.max_restarts)
-        num_replicas = tpu_vm.replicas(asked.accelerator_type)
-    elif asked.engine == "ray" and asked.ray_address:
-        addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
-        bind = "0.0.0.0"  # nosec B104
-    job = roles(options, addresses, bind=bind, learner_addresses=learner_addresses)
     if asked.dry_run or renders:
+        text = _rendered(options, asked, where) if renders else ""
+        job, addresses, num_replicas = _planned(options, asked)
         from tfrl.launch import sizes
 
         if asked.dry_run:
@@ -167,6 +153,7 @@ def main() -> int:
             wait_seconds=options.wait_seconds,
             table_seconds=table_seconds,
         )
+    job, _, _ = _planned(options, asked)
     engine = LocalEngine(
         job,
         log_dir,
@@ -175,6 +162,41 @@ def main() -> int:
         gpu_kinds=[kind for kind in resources.KINDS if kind == LEARNER or "gpu" in where.of(kind)],
     )
     return engine.run(termination)
+
+
+def _rendered(options: JobOptions, asked: flags.FlagValues, where: resources.RoleResources) -> str:
+    """Returns the output of an engine that prints what other programs start."""
+    if asked.engine == "kubernetes":
+        return kubernetes.rendered(options, asked.max_restarts, where)
+    return tpu_vm.rendered(options, asked.max_restarts)
+
+
+def _planned(options: JobOptions, asked: flags.FlagValues) -> tuple[list[Role], Sequence[str], int]:
+    """Returns what an engine starts, as far as it is known before.
+
+    Args:
+      options: The configuration of the job.
+      asked: All flags.
+
+    Returns:
+      The processes, the servers' addresses, and the number of the learner's devices.
+    """
+    servers = range(options.replay_servers)
+    if asked.engine == "kubernetes":
+        job = kubernetes.job(options, asked.job_name, asked.tpu_topology)
+        num_replicas = kubernetes.replicas(asked.tpu_topology)
+        return job, kubernetes.addresses(options, asked.job_name), num_replicas
+    if asked.engine == "tpu_vm":
+        addresses = [f"localhost:PORT-OF-SERVER-{i}" for i in servers]
+        there = tpu_vm.on_host(options, asked.job_name, asked.accelerator_type)
+        return roles(there, addresses), addresses, tpu_vm.replicas(asked.accelerator_type)
+    if asked.engine == "ray" and asked.ray_address:
+        addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in servers]
+        return roles(options, addresses, bind="0.0.0.0"), addresses, 1  # nosec B104
+    workers = options.learners if options.learners > 1 else 0
+    free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
+    addresses, learner_addresses = free[: len(servers)], free[len(servers) :]
+    return roles(options, addresses, learner_addresses=learner_addresses), addresses, 1
 
 
 def _check(

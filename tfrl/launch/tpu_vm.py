@@ -125,7 +125,7 @@ def script(
       UserError: For any setting that cannot run.
     """
     _check(options, name, zone, accelerator_type, spot)
-    pod = int(accelerator_type.rpartition("-")[2]) > _ONE_HOST
+    pod = _is_pod(accelerator_type)
     own = {f: pathlib.Path(f).name for f in options.gin_files if pathlib.Path(f).is_file()}
     files = [own.get(f, f) for f in options.gin_files]
     wheel, bracket, extras = package.partition("[")
@@ -139,7 +139,7 @@ def script(
             got=", ".join(own),
             remedy="Rename one of them.",
         )
-    tpu = name if pod else "local"
+    options = on_host(options, name, accelerator_type)
     command = [
         "tfrl-launch",
         "--engine=local",
@@ -152,10 +152,8 @@ def script(
         f"--evaluators={options.evaluators}",
         f"--wait_seconds={options.wait_seconds:g}",
         f"--max_restarts={max_restarts}",
-        *(f for f in options.learner_flags if not f.startswith(("--strategy=", "--tpu="))),
         *options.collector_flags,
-        "--strategy=tpu",
-        f"--tpu={tpu}",
+        *options.learner_flags,
     ]
     path = "export PATH=$HOME/.local/bin:$PATH"
     environment = f"export TPU_NAME={name} TPU_LOAD_LIBRARY=0; " if pod else ""
@@ -178,6 +176,22 @@ def script(
         end="delete" if options.root_dir.startswith("gs://") else f"echo {shlex.quote(kept)}",
         run=shlex.quote(f"{path}; {environment}flock tfrl.lock {shlex.join(command)}"),
     )
+
+
+def on_host(options: JobOptions, name: str, accelerator_type: str) -> JobOptions:
+    """Returns the configuration of a job as the local engine of the TPU's first host gets it.
+
+    Args:
+      options: The configuration of the job.
+      name: The name of the TPU.
+      accelerator_type: Its generation and size.
+    """
+    return options.on_tpu(name if _is_pod(accelerator_type) else "local")
+
+
+def _is_pod(accelerator_type: str) -> bool:
+    """Whether a TPU has several hosts."""
+    return int(accelerator_type.rpartition("-")[2]) > _ONE_HOST
 
 
 def _check(
