@@ -23,16 +23,29 @@ OPTIONS = job.JobOptions(
     learner_flags=("--deterministic_ops=True", "--strategy=auto"),
 )
 COMMON = {"name": "sac", "zone": "us-central2-b"}
-# Notes what it is called with. The first run is preempted, the second ends.
+# Notes what it is called with. The first run is preempted, the second ends. The next queries of
+# the state fail for as many lines as the file "lost" has, the next installations with the codes in
+# "pip".
 GCLOUD = """#!/usr/bin/env bash
 case "$*" in *scp*|*ssh*|*create*|*delete*) printf '%q ' "$@" >> calls; echo >> calls;; esac
 case "$*" in
-  *describe*) cat state;;
+  *describe*)
+    if [[ -s lost ]]; then sed -i 1d lost; echo "HTTP 503" >&2; exit ${QUERY:-1}; fi
+    if [[ ! -e state ]]; then echo "ERROR: (gcloud) NOT_FOUND: no $4" >&2; exit 1; fi
+    cat state;;
   *create*) echo ACTIVE > state;;
   *delete*) rm state;;
-  *pip*) exit ${PIP:-0};;
+  *scp*) exit ${SCP:-0};;
+  *pip*)
+    if [[ -s pip ]]; then code=$(head -n1 pip); sed -i 1d pip; exit $code; fi
+    exit ${PIP:-0};;
   *tfrl-launch*)
-    if [[ ! -e once ]]; then touch once; echo $AFTER > state; exit 255; fi
+    if [[ ! -e once ]]; then
+      touch once
+      for ((i = 0; i < ${LOST:-0}; i++)); do echo >> lost; done
+      if [[ $AFTER == NONE ]]; then rm state; else echo $AFTER > state; fi
+      exit ${FIRST:-255}
+    fi
     exit $CODE;;
 esac
 """
@@ -85,7 +98,74 @@ def test_a_lost_ssh_is_no_end_of_the_run(tmp_path):
     text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
     code, noted = calls(tmp_path, text, after="ACTIVE")
     assert code == 0
-    assert steps(noted) == ["create", "install", "run", "run", "delete"]
+    assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
+
+
+def test_the_end_of_the_launcher_at_a_preemption_is_no_end_of_the_run(tmp_path):
+    """The state shows it later: the TPU looks alive."""
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, after="ACTIVE", FIRST="143")
+    assert code == 0
+    assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
+
+
+def test_an_installation_that_loses_its_connection_comes_again(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "once").touch()
+    (tmp_path / "pip").write_text("255\n")
+    code, noted = calls(tmp_path, text)
+    assert code == 0
+    assert steps(noted) == ["create", "install", "install", "run", "delete"]
+
+
+def test_a_connection_that_is_always_lost_ends_the_job(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, PIP="255")
+    assert code == 255
+    assert steps(noted) == ["create", *10 * ["install"], "delete"]
+
+
+def test_attempts_of_ten_minutes_do_not_count(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    long = text.replace("SECONDS - began > 600", "1 > 0")
+    assert long != text
+    (tmp_path / "pip").write_text(12 * "255\n")
+    code, noted = calls(tmp_path, long)
+    assert code == 0
+    assert steps(noted).count("install") == 14  # and again after the preemption
+
+
+@pytest.mark.parametrize("query", ["1", "0"])
+def test_a_state_that_is_unknown_is_no_preemption(tmp_path, query):
+    """The query fails, or prints nothing, three times."""
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, after="ACTIVE", LOST="6", QUERY=query)
+    assert code == 0
+    assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
+
+
+def test_a_tpu_whose_state_stays_unknown_is_not_deleted(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, after="ACTIVE", LOST="1000")
+    assert code == 255
+    assert steps(noted) == ["create", "install", "run"]
+
+
+def test_a_tpu_that_somebody_deleted_is_not_made_again(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, after="NONE")
+    assert code == 255
+    assert steps(noted) == ["create", "install", "run"]
+
+
+def test_a_request_that_has_ended_is_replaced(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "once").touch()
+    (tmp_path / "state").write_text("SUSPENDED")
+    assert calls(tmp_path, text, "create") == (1, [])
+    code, noted = calls(tmp_path, text)
+    assert code == 0
+    assert steps(noted) == ["delete", "create", "install", "run", "delete"]
 
 
 def test_a_request_that_is_there_is_used(tmp_path):

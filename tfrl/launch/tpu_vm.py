@@ -41,18 +41,33 @@ on_worker() {{
   gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker="$1" --command="$2"
 }}
 
-state() {{
+describe() {{
   gcloud compute tpus queued-resources describe "$name" --zone="$zone" \\
     --format='value(state.state)'
 }}
 
+# Prints the state of the request, NONE without one. It asks again while gcloud fails.
+state() {{
+  local now
+  for _ in {{1..10}}; do
+    now="$(describe 2> /dev/null)" || now=""
+    if [[ -z "$now" && "$(describe 2>&1)" == *NOT_FOUND* ]]; then now=NONE; fi
+    if [[ -n "$now" ]]; then echo "$now"; return; fi
+    echo "$name: gcloud does not tell the state of the request" >&2
+    sleep 30
+  done
+  echo "$name: unknown whether the TPU is there, and costs" >&2
+  return 1
+}}
+
 create() {{
-  if ! state > /dev/null 2>&1; then
-    gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
-      --accelerator-type={accelerator_type} --runtime-version={runtime}{spot} || return
-  fi
-  while now="$(state)"; [[ "$now" != ACTIVE ]]; do
-    case "$now" in FAILED | SUSPENDED | SUSPENDING) echo "The request has ended: $now" >&2; exit 1;;
+  local now
+  while now="$(state)" || return; [[ "$now" != ACTIVE ]]; do
+    case "$now" in
+      NONE)
+        gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
+          --accelerator-type={accelerator_type} --runtime-version={runtime}{spot} || return ;;
+      FAILED | SUSPENDED | SUSPENDING) echo "The request has ended: $now" >&2; return 1 ;;
     esac
     echo "$name: $now"
     sleep 30
@@ -75,16 +90,23 @@ delete() {{
 
 # A preempted request is over: another one takes its place. The run goes on from its checkpoint.
 resume() {{
-  if [[ "$(state)" != ACTIVE ]]; then delete && create && install || return; fi
-  run
+  local now
+  now="$(state)" || return
+  case "$now" in FAILED | SUSPENDED | SUSPENDING) delete || return ;; esac
+  create && install && run
 }}
 
+# The run goes on after a preemption, a lost connection (255 is ssh's own code) and a SIGTERM (143),
+# unless ten attempts in a row end within ten minutes each.
 train() {{
-  create
-  install && run && code=0 || code=$?
-  while [[ $code == 255 || ($code != 0 && "$(state)" != ACTIVE) ]]; do  # 255 is ssh's own
-    sleep 30
-    resume && code=0 || code=$?
+  local began code now quick=0
+  while began=$SECONDS; resume && code=0 || code=$?; [[ $code != 0 ]]; do
+    sleep 30  # the state shows a preemption with a delay
+    now="$(state)" || exit $code
+    if [[ "$now" == NONE ]]; then exit $code; fi
+    if [[ "$now" == ACTIVE && $code != 255 && $code != 143 ]]; then break; fi
+    if ((SECONDS - began > 600)); then quick=0; fi
+    if ((++quick >= 10)); then echo "$name: given up after $quick attempts" >&2; break; fi
   done
   {end}
   exit $code
@@ -161,7 +183,7 @@ def script(
     kept = f"{options.root_dir} is on the TPU VM: copy it, then delete the TPU."
     uploads = [
         f'gcloud compute tpus tpu-vm scp {shlex.quote(f)} "$name":{shlex.quote(n)} '
-        '--zone="$zone" --worker=0 &&\n  '
+        '--zone="$zone" --worker=0 || return 255\n  '
         for f, n in own.items()
     ]
     return _SCRIPT.format(
