@@ -1,19 +1,22 @@
 """`--engine=tpu_vm`: the script for gcloud, and what is refused."""
 
 import dataclasses
+import fcntl
+import importlib.metadata
 import os
 import shlex
 import subprocess
+import sys
 
 import pytest
 
-from tests.launch.launch_runs import in_process
+from tests.launch.launch_runs import in_process, tree
 from tfrl.errors import UserError
 from tfrl.launch import job, launch, tpu_vm
 
 OPTIONS = job.JobOptions(
     gin_files=("sac/tf_pendulum.gin",),
-    gin_bindings=("train.total_env_steps=10 * 1000",),
+    gin_bindings=("train.total_env_steps = 10_000",),
     root_dir="gs://bucket/sac",
     seed=3,
     collectors=4,
@@ -87,7 +90,7 @@ def test_the_script_goes_on_after_a_preemption(tmp_path):
     assert shlex.split(command) == [
         *"flock tfrl.lock".split(),
         *"tfrl-launch --engine=local --gin_file=sac/tf_pendulum.gin".split(),
-        "--gin_bindings=train.total_env_steps=10 * 1000",
+        "--gin_bindings=train.total_env_steps = 10_000",
         *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1".split(),
         *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --deterministic_ops=True".split(),
         *"--strategy=tpu --tpu=local".split(),
@@ -182,26 +185,122 @@ def test_nothing_runs_after_a_failed_installation(tmp_path):
     assert steps(noted) == ["create", "install", "delete"]
 
 
-def test_a_wheel_of_this_machine_is_copied(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dist").mkdir()
-    (tmp_path / "dist/x.whl").touch()
-    package = "dist/x.whl[reverb]"
-    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", package=package, **COMMON)
-    _, (upload, install) = calls(tmp_path, text, "install")
-    assert upload[:6] == ["compute", "tpus", "tpu-vm", "scp", "dist/x.whl", "sac:x.whl"]
-    assert install[-1].endswith("pip install -c tensorflow.txt './x.whl[reverb]'")
+# Copies to the folder "vm", and runs commands there.
+GCLOUD_VM = """#!/usr/bin/env bash
+for word; do
+  case "$word" in --command=*) cd vm; exec bash -c "${word#--command=}";; esac
+done
+case "$4" in scp) cp "$5" vm/;; esac
+"""
+# Notes what pip would install.
+PYTHON = f"""#!/usr/bin/env bash
+if [[ "$1" == -m ]]; then printf '%s\\n' "$@" > installed; else exec {sys.executable} "$@"; fi
+"""
 
 
-def test_files_of_one_name_are_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.gin").touch()
-    options = dataclasses.replace(OPTIONS, gin_files=("a/x.gin", "b/x.gin"))
-    with pytest.raises(UserError) as error:
-        tpu_vm.script(options, accelerator_type="v4-8", **COMMON)
-    assert "expected files of different names" in str(error.value)
+def installed(tmp_path, text):
+    """Installs on a TPU VM that is the folder "vm"; returns its files."""
+    (tmp_path / "vm").mkdir(exist_ok=True)
+    (tmp_path / "job.sh").write_text(text)
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir(exist_ok=True)
+    for name, program in {"gcloud": GCLOUD_VM, "python3": PYTHON}.items():
+        (bin_dir / name).write_text(program)
+        (bin_dir / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "job.sh", "install"], cwd=tmp_path, env=env, check=True)
+    return tree(tmp_path / "vm")
+
+
+@pytest.fixture(name="experiment")
+def fixture_experiment(tmp_path, monkeypatch):
+    """A working directory with gin files, modules and a wheel; returns its options."""
+    here = tmp_path / "here"
+    for name, text in {
+        "my own.gin": "include 'conf/base.gin'\nimport tpu_vm_task\n",
+        "conf/base.gin": "include 'sac/tf_pendulum.gin'\nfrom tpu_vm_parts import part\n",
+        "tpu_vm_task.py": "",
+        "tpu_vm_parts/__init__.py": "",
+        "tpu_vm_parts/part.py": "",
+        "tpu_vm_envs.py": "",
+        "other.py": "",
+        "dist/x.whl": "",
+    }.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+    yield dataclasses.replace(
+        OPTIONS,
+        gin_files=("my own.gin",),
+        gin_bindings=("make_env.env_id = 'gymnasium:tpu_vm_envs:Task-v0'",),
+    )
+    for name in [name for name in sys.modules if name.startswith("tpu_vm_")]:
+        del sys.modules[name]
+
+
+def test_the_files_of_the_configuration_are_copied(tmp_path, experiment):
+    packages = ("dist/x.whl[reverb]", "my_envs")
+    text = tpu_vm.script(experiment, accelerator_type="v4-8", packages=packages, **COMMON)
+    files = {path.as_posix(): content for path, content in installed(tmp_path, text).items()}
+    constraint = files.pop("tensorflow.txt").decode().strip()
+    assert constraint == f"tensorflow=={importlib.metadata.version('tensorflow')}"
+    assert files.pop("installed").decode().split() == [
+        *"-m pip install -c tensorflow.txt ./x.whl[reverb] my_envs".split(),
+    ]
+    assert sorted(files) == [
+        "conf/base.gin",
+        "my own.gin",
+        "sac.tgz",
+        "tfrl.lock",
+        "tpu_vm_envs.py",
+        "tpu_vm_parts/__init__.py",
+        "tpu_vm_parts/part.py",
+        "tpu_vm_task.py",
+        "x.whl",
+    ]
+    _, (*_, run) = calls(tmp_path, text, "run")
+    assert "'--gin_file=my own.gin'" in run[-1]
+
+
+def test_a_run_that_goes_on_keeps_its_files(tmp_path, experiment):
+    text = tpu_vm.script(experiment, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "vm").mkdir()
+    with open(tmp_path / "vm/tfrl.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        files = installed(tmp_path, text)
+    assert sorted(path.name for path in files) == ["sac.tgz", "tfrl.lock"]
+
+
+def test_without_files_of_this_machine_nothing_is_copied(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    _, (install,) = calls(tmp_path, text, "install")
+    assert "-m pip install -c tensorflow.txt" in install[-1] and "tfrl[reverb]" in install[-1]
+
+
+def test_a_copy_that_fails_is_a_lost_connection(tmp_path, experiment):
+    text = tpu_vm.script(experiment, accelerator_type="v4-8", **COMMON)
+    code, noted = calls(tmp_path, text, "install", SCP="1")
+    assert code == 255 and len(noted) == 1
+
+
+def test_files_that_cannot_be_copied_are_refused(tmp_path, experiment, monkeypatch):
+    (tmp_path / "up.gin").write_text("include 'sac/tf_pendulum.gin'\n")
+    (tmp_path / "here/up.gin").write_text("include '../up.gin'\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/tpu_vm_far.py").touch()
+    (tmp_path / "here/far.gin").write_text("import tpu_vm_far\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    for file, package, message in (
+        (f"{tmp_path}/up.gin", "tfrl", f"Gin file '{tmp_path}/up.gin': expected a path relative"),
+        ("up.gin", "tfrl", "Gin file '../up.gin': expected a path relative to the working"),
+        ("far.gin", "tfrl", "Module tpu_vm_far of the gin files: expected a module of the working"),
+        ("my own.gin", "dist/y.whl[reverb]", "--package=dist/y.whl[reverb]: expected a wheel that"),
+    ):
+        options = dataclasses.replace(experiment, gin_files=(file,))
+        with pytest.raises(UserError) as error:
+            tpu_vm.script(options, accelerator_type="v4-8", packages=[package], **COMMON)
+        assert str(error.value).startswith(message)
 
 
 def test_a_run_that_fails_on_a_tpu_that_is_there_ends(tmp_path):
@@ -220,15 +319,10 @@ def test_a_run_on_the_disk_of_the_tpu_is_not_deleted(tmp_path):
     assert code == 0 and steps(noted) == ["create", "install", "run"]
 
 
-def test_a_pod_slice_is_driven_from_its_first_host(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my own.gin").touch()
-    options = dataclasses.replace(OPTIONS, gin_files=("my own.gin",))
-    text = tpu_vm.script(options, accelerator_type="v3-32", **COMMON)
+def test_a_pod_slice_is_driven_from_its_first_host(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v3-32", **COMMON)
     assert "--runtime-version=tpu-vm-tf-2.15.0-pod-pjrt" in text
     (tmp_path / "once").touch()
-    _, (upload, _) = calls(tmp_path, text, "install")
-    assert upload[:6] == ["compute", "tpus", "tpu-vm", "scp", "my own.gin", "sac:my own.gin"]
     _, (*_, run) = calls(tmp_path, text, "run")
     assert "export TPU_NAME=sac TPU_LOAD_LIBRARY=0; flock tfrl.lock tfrl-launch" in run[-1]
     assert run[-1].endswith("--strategy=tpu --tpu=sac")

@@ -344,6 +344,31 @@ def read(
     return result
 
 
+def included(files: Sequence[str], where: str = "--gin_file") -> dict[str, GinFile]:
+    """Returns gin files and the files that they include, by the path as written.
+
+    Args:
+      files: Gin files, see `resolve`, without circular includes.
+      where: The place of the files' names, for messages.
+
+    Raises:
+      UserError: A file is missing, or a line is malformed.
+    """
+    result: dict[str, GinFile] = {}
+    for name in files:
+        result[name] = file = resolve(name, where)
+        statements = _statements(_text_of(file), str(file))
+        names = [s.filename for s in statements if isinstance(s, config_parser.IncludeStatement)]
+        result.update(included(names, str(file)))
+    return result
+
+
+def imported(file: GinFile) -> set[str]:
+    """Returns the names of the Python modules that a gin file imports itself."""
+    statements = _statements(_text_of(file), str(file))
+    return {s.module for s in statements if isinstance(s, config_parser.ImportStatement)}
+
+
 def macro_names(bindings: Iterable[Binding]) -> set[str]:
     """Returns the names of the macros that bindings define or use."""
     bindings = list(bindings)

@@ -3,20 +3,23 @@
 import pathlib
 import re
 import shlex
+from collections.abc import Sequence
 
 from absl import flags
 
 from tfrl.errors import UserError
 from tfrl.launch.job import JobOptions
+from tfrl.launch.shipped_files import shipped
 
 flags.DEFINE_string("zone", None, "Google Cloud zone of the TPU (tpu_vm).")
 flags.DEFINE_string("accelerator_type", "v4-8", "Cloud TPU, such as v5litepod-8 or v3-32 (tpu_vm).")
 flags.DEFINE_boolean("spot", False, "Use a preemptible TPU at a lower price (tpu_vm).")
-flags.DEFINE_string(
+flags.DEFINE_multi_string(
     "package",
-    "tfrl[reverb]",
-    "Package for pip on the TPU VM: a name, URL or wheel of this machine, with the extra reverb "
-    "(tpu_vm).",
+    ["tfrl[reverb]"],
+    "Package for pip on the TPU VM: a name that a package index has, a URL, or a wheel of this "
+    "machine such as 'dist/tfrl-1.0-py3-none-any.whl[reverb]', which is copied; may be repeated. "
+    "One of them is tfrl with the extra reverb (tpu_vm).",
 )
 
 # Images of a single-host TPU, and of a pod slice. Only their TensorFlow has TPU kernels.
@@ -24,6 +27,16 @@ RUNTIME, POD_RUNTIME = "tpu-vm-tf-2.15.0-pjrt", "tpu-vm-tf-2.15.0-pod-pjrt"
 # Sizes count TensorCores, or chips for v5e; one host has up to 8 of either.
 _ONE_HOST = 8
 _SMALL = (1, 4, 8)
+
+# Prints the image's TensorFlow, also one of a wheel or URL, as pip's constraint.
+_PIN = (
+    "python3 -c 'from importlib.metadata import version; "
+    """print("tensorflow==" + version("tensorflow"))' > tensorflow.txt"""
+)
+_UPLOAD = """\
+tar -czf "$name.tgz" --exclude=__pycache__ {files} || return
+  gcloud compute tpus tpu-vm scp "$name.tgz" "$name": --zone="$zone" --worker=0 || return 255
+  """
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -126,7 +139,7 @@ def script(
     zone: str | None,
     accelerator_type: str,
     spot: bool = False,
-    package: str = "tfrl",
+    packages: Sequence[str] = ("tfrl[reverb]",),
     max_restarts: int = 3,
 ) -> str:
     """Returns a bash script with the steps of a job on one Cloud TPU.
@@ -140,7 +153,7 @@ def script(
       zone: The zone of the TPU.
       accelerator_type: Its generation and size.
       spot: Whether to use a spot TPU, which Google may preempt.
-      package: The package that pip installs.
+      packages: The packages that pip installs.
       max_restarts: The most restarts of each process.
 
     Raises:
@@ -148,24 +161,11 @@ def script(
     """
     _check(options, name, zone, accelerator_type, spot)
     pod = _is_pod(accelerator_type)
-    own = {f: pathlib.Path(f).name for f in options.gin_files if pathlib.Path(f).is_file()}
-    files = [own.get(f, f) for f in options.gin_files]
-    wheel, bracket, extras = package.partition("[")
-    if pathlib.Path(wheel).is_file():
-        own[wheel] = pathlib.Path(wheel).name
-        package = f"./{own[wheel]}{bracket}{extras}"
-    if len(set(own.values())) < len(own):
-        raise UserError(
-            "--gin_file",
-            expected="files of different names, since all go to one folder of the TPU VM",
-            got=", ".join(own),
-            remedy="Rename one of them.",
-        )
     options = on_host(options, name, accelerator_type)
     command = [
         "tfrl-launch",
         "--engine=local",
-        *(f"--gin_file={file}" for file in files),
+        *(f"--gin_file={file}" for file in options.gin_files),
         *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
         f"--root_dir={options.root_dir}",
         f"--seed={options.seed}",
@@ -179,13 +179,12 @@ def script(
     ]
     path = "export PATH=$HOME/.local/bin:$PATH"
     environment = f"export TPU_NAME={name} TPU_LOAD_LIBRARY=0; " if pod else ""
-    pinned = "pip freeze | grep -i '^tensorflow==' > tensorflow.txt"
     kept = f"{options.root_dir} is on the TPU VM: copy it, then delete the TPU."
-    uploads = [
-        f'gcloud compute tpus tpu-vm scp {shlex.quote(f)} "$name":{shlex.quote(n)} '
-        '--zone="$zone" --worker=0 || return 255\n  '
-        for f, n in own.items()
-    ]
+    files, names = _copied(options, packages)
+    unpack = f"tar -xzf {name}.tgz && " if files else ""
+    pip = f"{unpack}{_PIN} && python3 -m pip install -c tensorflow.txt {shlex.join(names)}"
+    # A run that goes on keeps its files.
+    install = f"flock -n -E 0 tfrl.lock bash -c {shlex.quote(pip)}"
     return _SCRIPT.format(
         name=name,
         zone=zone,
@@ -193,11 +192,44 @@ def script(
         place="a pod slice of several hosts" if pod else "one host",
         runtime=POD_RUNTIME if pod else RUNTIME,
         spot=" --spot" if spot else "",
-        install=shlex.quote(f"{pinned} && pip install -c tensorflow.txt {shlex.quote(package)}"),
-        upload="".join(uploads),
+        install=shlex.quote(install),
+        upload=_UPLOAD.format(files=shlex.join(files)) if files else "",
         end="delete" if options.root_dir.startswith("gs://") else f"echo {shlex.quote(kept)}",
         run=shlex.quote(f"{path}; {environment}flock tfrl.lock {shlex.join(command)}"),
     )
+
+
+def _copied(options: JobOptions, packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Finds the files of this machine that the TPU VM needs.
+
+    Args:
+      options: The configuration of the job.
+      packages: The packages that pip installs.
+
+    Returns:
+      The arguments for tar, and the packages by their names there.
+
+    Raises:
+      UserError: A file is not where it can be copied from.
+    """
+    own = shipped(options.gin_files, options.gin_bindings)
+    files = ["-C", str(pathlib.Path.cwd()), *own] if own else []
+    names = []
+    for package in packages:
+        wheel, bracket, extras = package.partition("[")
+        path = pathlib.Path(wheel).absolute()
+        if path.is_file():
+            files += ["-C", str(path.parent), path.name]
+            package = f"./{path.name}{bracket}{extras}"
+        elif wheel.endswith(".whl") and "://" not in wheel:
+            raise UserError(
+                f"--package={package}",
+                expected="a wheel that exists, or the name or URL of a package",
+                got=f"no file at {path}",
+                remedy="Build one of tfrl with `pip wheel --no-deps -w dist .`.",
+            )
+        names.append(package)
+    return files, names
 
 
 def on_host(options: JobOptions, name: str, accelerator_type: str) -> JobOptions:
@@ -269,6 +301,6 @@ def rendered(options: JobOptions, max_restarts: int) -> str:
         zone=values.zone,
         accelerator_type=values.accelerator_type,
         spot=values.spot,
-        package=values.package,
+        packages=values.package,
         max_restarts=max_restarts,
     )
