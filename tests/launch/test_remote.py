@@ -1,10 +1,13 @@
 """Trainings whose folder is on ram://: they are killed in the middle of uploads, and go on."""
 
+import contextlib
 import json
+import pathlib
 
 import numpy as np
 import pytest
 import reverb
+from absl import flags
 
 from tests.launch.launch_runs import arguments, start_here, tensorboard_steps, tree
 from tests.storage.remote_helpers import (
@@ -16,7 +19,7 @@ from tests.storage.remote_helpers import (
 from tests.workflows.test_used_folders import learn, workflow
 from tfrl.errors import UserError
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import evaluate, export, exporting, gin_files, train
+from tfrl.launch import app, evaluate, export, exporting, gin_files, loaded, report, serve, train
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.storage import remote
 
@@ -25,6 +28,13 @@ def _train(root, steps=256, *flags):
     often = ("train.checkpoint_interval=64", "train.eval_interval=128", "train.max_to_keep=1")
     args = arguments(root, steps, "train.video=False", *often)
     return start_here(train.main, *args, "--nocheck_env", *flags)
+
+
+def _report(*args):
+    flags.FLAGS.unparse_flags()
+    with pytest.raises(SystemExit) as end:
+        app.run(report.main, argv=["program", *args], takes_folders=True)
+    return end.value.code or 0
 
 
 def _rows(content):
@@ -122,9 +132,48 @@ class TestReading:
         assert start_here(export.main, *flags) == 2
         assert "an export that is there already" in capsys.readouterr().err
 
+    def test_load(self, run):
+        before = remote.tree(run)
+        with contextlib.closing(loaded.load(run)) as policy:
+            assert policy.env_steps == 256
+            assert policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
+        assert remote.tree(run) == before
+        with pytest.raises(UserError, match="got neither.*: copy a SavedModel to this machine"):
+            loaded.load(f"{run}/policy")
+        with pytest.raises(UserError, match="expected two slashes after the scheme"):
+            loaded.load(pathlib.Path(run))
+
+    @pytest.mark.needs("uvicorn")
+    def test_serve(self, run, monkeypatch):
+        monkeypatch.setattr(serve, "_serve", lambda server, listening: served(server))
+
+        async def served(server):
+            assert set(server.policies) == {256}
+
+        assert start_here(serve.main, f"--root_dir={run}", "--http_port=0") == 0
+
+    def test_compare(self, run, whole, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name, content in whole.items():
+            remote.write_bytes(f"{run}-2/{name}", content)
+        before = remote.tree(run)
+        assert _report(run, f"{run}-2", "--comparison_dir=out") == 0
+        assert "| all runs | 2 |" in (tmp_path / "out/comparison.md").read_text()
+        assert remote.tree(run) == before
+        capsys.readouterr()
+        assert _report(run, f"{run}-2", f"--comparison_dir={run}/out") == 2
+        assert f"--comparison_dir={run}/out: expected a folder of this" in capsys.readouterr().err
+        assert _report(run) == 2
+        assert f"several run folders to compare, got {run}." in capsys.readouterr().err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
     def test_of_nothing(self, bucket, capsys):
         assert start_here(evaluate.main, f"--root_dir={bucket}") == 2
         assert "with operative_config.gin in it" in capsys.readouterr().err
+        assert start_here(serve.main, f"--root_dir={bucket}", "--http_port=0") == 2
+        assert "expected a run folder (with operative_config.gin)" in capsys.readouterr().err
+        assert _report(bucket) == 2
+        assert f"several to compare, got {bucket}." in capsys.readouterr().err
 
 
 class TestGinFiles:

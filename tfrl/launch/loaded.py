@@ -4,7 +4,6 @@ This module defines no absl flags, so that a program with other flags can import
 """
 
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from tfrl.experiment.saved_policy import SavedPolicy
 from tfrl.launch import multi_worker, run_config, settings
 from tfrl.loading import distrust
 from tfrl.rollout.policy import Policy
+from tfrl.storage import remote, working_copy
 
 if TYPE_CHECKING:
     from tfrl.envs.core import Env
@@ -32,8 +32,8 @@ def load(
     """Loads a trained policy, which predicts actions in NumPy.
 
     Args:
-      folder: A run folder; or the folder of a SavedModel, from training (`policy/`) or
-        `tfrl-export` (`export/saved_model`).
+      folder: A run folder, which may be remote, such as gs://bucket/run; or the folder of a
+        SavedModel, from training (`policy/`) or `tfrl-export` (`export/saved_model`).
       checkpoint: For a run folder: "latest", "best" (by evaluation), or a number of env steps.
       bindings: Gin bindings that override the run's: `{"make_env.num_envs": 1}`.
       allow_code: Whether to import Python modules that the run folder names.
@@ -46,7 +46,8 @@ def load(
       UserError: There is no policy, no such checkpoint, or the folder names code.
     """
     checks.instance("folder of tfrl.load", folder, str | os.PathLike, "the path of a folder")
-    root = pathlib.Path(folder).expanduser().absolute()
+    name = os.fspath(folder)
+    root = working_copy.local(name)
     if (root / "saved_model.pb").is_file():
         if checkpoint != "latest":
             raise UserError(
@@ -56,20 +57,22 @@ def load(
                 remedy="Load the run folder, or export that checkpoint with tfrl-export.",
             )
         return SavedPolicy(root, seed)
-    if not run_config.holds(str(root)):
+    if not run_config.holds(name):
+        is_remote = remote.is_remote(name)
         raise UserError(
             f"tfrl.load({str(folder)!r})",
             expected="a run folder (with operative_config.gin) or the folder of a SavedModel",
             got="neither" if root.is_dir() else "no such folder",
-            remedy="Pass the root_dir of a training run, or a folder that tfrl-export wrote.",
+            remedy="Pass the root_dir of a training run, or a folder that tfrl-export wrote"
+            + (": copy a SavedModel to this machine first." if is_remote else "."),
         )
     lines = settings.binding_lines(bindings) if isinstance(bindings, Mapping) else list(bindings)
     try:
-        files = run_config.read(str(root), (), lines, allow_code=allow_code)
+        files = run_config.read(name, (), lines, allow_code=allow_code)
         workflow = settings.assemble(files, lines).workflow
     finally:
         distrust(None)
-    return RunPolicy(RunFolder(root), workflow, checkpoint, seed)
+    return RunPolicy(RunFolder(name), workflow, checkpoint, seed)
 
 
 class RunPolicy(Policy):

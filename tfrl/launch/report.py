@@ -7,14 +7,16 @@ from absl import flags
 
 from tfrl.errors import UserError
 from tfrl.launch import app, shared_flags
+from tfrl.storage import remote, working_copy
 
 DOC = """Draws curve.png and report.html of a run folder again, or compares several.
 
   tfrl-report runs/ppo_tf_cartpole
   tfrl-report runs/* --comparison_dir=comparison
 
-A comparison groups runs whose configurations differ only in the seed. It writes comparison.html,
-.md, .csv and .png. The last line is the path of the page."""
+A comparison groups runs whose configurations differ only in the seed; run folders may be remote,
+such as gs://bucket/run. It writes comparison.html, .md, .csv and .png. The last line is the path of
+the page."""
 
 shared_flags.define("quiet")
 flags.DEFINE_string("comparison_dir", "comparison", "Folder of a comparison.")
@@ -25,6 +27,7 @@ flags.DEFINE_enum(
 
 def main(folders: list[str]) -> int:
     """Reports as the command line says; returns the exit code."""
+    remote.check_local("comparison_dir", flags.FLAGS.comparison_dir)
     target = pathlib.Path(flags.FLAGS.comparison_dir).expanduser().absolute()
     if target.exists() and not target.is_dir():
         raise UserError(
@@ -35,7 +38,7 @@ def main(folders: list[str]) -> int:
         )
     runs: dict[pathlib.Path, pathlib.Path] = {}  # by resolved path: a folder counts once
     skipped: list[pathlib.Path] = []
-    for path in (pathlib.Path(folder).expanduser() for folder in folders):
+    for path in (working_copy.local(folder) for folder in folders):
         if not path.exists():
             raise UserError(
                 "tfrl-report",
@@ -53,6 +56,14 @@ def main(folders: list[str]) -> int:
             expected="one run folder, or several to compare",
             got=", ".join(folders) or "none",
             remedy="Pass folders with metrics.jsonl, for example tfrl-report runs/ppo_tf_cartpole.",
+        )
+    only = next(iter(runs.values()))
+    if len(runs) == 1 and working_copy.copy_of(only):
+        raise UserError(
+            "tfrl-report",
+            expected="a run folder of this machine, or several run folders to compare",
+            got=working_copy.named(only),
+            remedy="The training has written report.html there. Copy the folder to write another.",
         )
     for path in skipped:
         app.say(f"Skipped {path}: not a run folder, it has no metrics.jsonl.")
