@@ -215,14 +215,22 @@ def test_a_training_that_waits_for_a_server_in_vain(experiment, capsys, monkeypa
     assert not pathlib.Path("run").exists()
 
 
-def test_a_port_that_is_taken(call, experiment):
+def test_a_port_that_is_taken(call, experiment, monkeypatch):
+    """With one that a launcher chose, the same command may succeed: it is started again."""
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()
         port = other.getsockname()[1]
         text = paragraph(call("--gin_file=tiny.gin", f"--port={port}"))
+        monkeypatch.setenv("TFRL_ROLE", "server-0")
+        code, out, err = call("--gin_file=tiny.gin", f"--port={port}")
     assert text.startswith(
         f"port {port} of the Reverb server: expected an unused port from 1 to 65535"
+    )
+    assert (code, out) == (75, "")
+    assert err.startswith(
+        f"Error: port {port} of the Reverb server: expected an unused port, as it was when the "
+        "launcher chose it, got one that another program listens on. The same command"
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
 # Subfolder of `JobOptions.root_dir`, the learner's run folder.
 SERVERS = "servers"
+# Environment variable with the name of the process, which the engines of this machine set.
+ROLE_VARIABLE = "TFRL_ROLE"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, Role
+from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, ROLE_VARIABLE, SERVER, Role
 from tfrl.launch.processes import child_of
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
@@ -373,7 +373,7 @@ def spawn(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name, **(environment or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", ROLE_VARIABLE: name, **(environment or {})},
         preexec_fn=child_of(os.getpid()),
     )
 

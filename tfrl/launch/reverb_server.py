@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.launch import app
 from tfrl.launch import flags as common_flags
+from tfrl.launch.job import ROLE_VARIABLE
 from tfrl.launch.termination import Termination
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def main() -> int:
     tables = served_tables(assembled, num_collectors, flags.FLAGS.num_servers)
     from tfrl.replay.reverb.server import ReverbServer
 
+    if flags.FLAGS.port is not None and ROLE_VARIABLE in os.environ:
+        _check_free(flags.FLAGS.port)
     with termination.deferred():
         server = ReverbServer(
             tables,
@@ -110,6 +113,25 @@ def main() -> int:
         app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
         server.stop()
     return int(flags.FLAGS.signal_exit_code)
+
+
+def _check_free(port: int) -> None:
+    """Checks that a port that a launcher chose is still free.
+
+    Raises:
+      UnavailableError: Another program has taken it since; a restart may find it free.
+    """
+    from tfrl.replay.reverb.server import check_port
+
+    try:
+        check_port(port)
+    except UserError as error:
+        raise UnavailableError(
+            error.thing,
+            expected="an unused port, as it was when the launcher chose it",
+            got=error.got,
+            remedy="The same command of tfrl-launch chooses other ports.",
+        ) from error
 
 
 def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1) -> list[Any]:
