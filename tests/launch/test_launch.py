@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -302,15 +303,29 @@ def test_only_the_learner_sees_the_gpus(tmp_path, monkeypatch):
 
 
 def test_a_table_shows_the_processes_while_they_run(tmp_path):
-    learner = "import time; print('50 env steps/s', flush=True); time.sleep(0.6)"
+    line = "env steps  5% 1,000/20,000  1,050/s  eta 0:00:20"
+    learner = f"import time; print({line!r}, flush=True); time.sleep(0.6)"
     programs = {"learner": learner, "collector": "import sys; sys.exit(1)"}
     made = launcher(tmp_path, programs, say="table_seconds=0.3,")
     lines = [line.strip() for line in made.stdout]
     assert made.wait(timeout=10) == 0
-    assert any(re.fullmatch(r"learner-0 +runs +0 +0 +50 env steps/s", x) for x in lines)
+    assert any(re.match(r"learner-0 +runs +0 +0 +1,050 +env steps +5%", x) for x in lines)
     assert any(re.match(r"collector-0 +restarts in \d s +1 +0", x) for x in lines)
     assert re.match(r"learner-0 +exit code 0", lines[-2])
     assert re.match(r"collector-0 +exit code 1", lines[-1])
+
+
+def test_a_collector_prints_its_rate(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(collect, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    collector = types.SimpleNamespace(task_id=2, env_steps=100)
+    look = collect._with_rate(collector, lambda: collector.env_steps > 70_000)
+    for env_steps in (20_000, 40_000, 60_100, 80_000):
+        collector.env_steps = env_steps
+        assert look() == (env_steps == 80_000)
+    line = "Collector 2: 60,100 env steps, 1,000/s\n"
+    assert capsys.readouterr().out == line
+    assert local_engine._RATE.search(line)[1] == "1,000"
 
 
 def test_what_does_not_end_in_time_is_killed_and_named(tmp_path, monkeypatch):

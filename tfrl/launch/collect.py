@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
@@ -22,6 +24,8 @@ DOC = """Collects experience for tfrl-learn, with its parameters, into tfrl-reve
       --num_tasks=2 --task_id=0
 
 A collector ends with its run. The same command restarts a collector that was killed."""
+
+_RATE_SECONDS = 60.0  # between two lines with the rate
 
 shared_flags.define("replay_server", "variable_server", "pull_seconds", "wait_seconds")
 flags.DEFINE_integer("task_id", 0, "Index of this collector, from 0.", lower_bound=0)
@@ -60,9 +64,26 @@ def main() -> int:
     # A signal while it waits for other processes ends it at once.
     with contextlib.closing(_collector(assembled.workflow, server)) as made, termination.deferred():
         app.say(f"Collector {task_id} of {num_tasks} plays.")
-        made.run(lambda: termination.requested)
+        made.run(_with_rate(made, lambda: termination.requested))
         app.say(f"Collector {task_id}: {made.env_steps:,} env steps, {made.episodes:,} episodes.")
     return termination.exit_code if termination.requested else 0
+
+
+def _with_rate(collector: Any, stops: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns `stops`, whose calls also print the collector's env steps/s each minute."""
+    began, steps = time.monotonic(), collector.env_steps
+
+    def look() -> bool:
+        nonlocal began, steps
+        seconds = time.monotonic() - began
+        if seconds >= _RATE_SECONDS:
+            rate = (collector.env_steps - steps) / seconds
+            count = f"{collector.env_steps:,} env steps"
+            app.say(f"Collector {collector.task_id}: {count}, {rate:,.0f}/s")
+            began, steps = time.monotonic(), collector.env_steps
+        return stops()
+
+    return look
 
 
 def _collector(workflow: Workflow, server: str) -> Any:

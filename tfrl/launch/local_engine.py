@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +26,9 @@ from tfrl.storage import files
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
 # Characters of a table beside the last lines of the processes.
-_TABLE_WIDTH = 60
+_TABLE_WIDTH = 62
+# The env steps per second in the lines of learner and collectors.
+_RATE = re.compile(r"([\d,]+)/s\b")
 # Seconds between two tables of the processes.
 TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
@@ -51,6 +54,7 @@ class Process:
       log: The file of its output.
       restarts: The number of restarts.
       last_line: The last line of its output.
+      rate: The last env steps per second in its output.
       logged: Whether its log has all lines so far.
     """
 
@@ -58,6 +62,7 @@ class Process:
     log: pathlib.Path
     restarts: int = 0
     last_line: str = ""
+    rate: str = ""
     logged: bool = True
     popen: Any = None
     reader: Any = None
@@ -185,7 +190,7 @@ class LocalEngine:
     # One process.
 
     def _start(self, process: Process) -> None:
-        process.starts_at = None
+        process.starts_at, process.rate = None, ""
         self._log(process, "")
         process.popen = self._spawn(process.role)
         process.started = time.monotonic()
@@ -211,6 +216,8 @@ class LocalEngine:
                 if not line.strip() or any(sign in line for sign in _NOISE):
                     continue
                 process.last_line = line.rstrip()
+                if match := _RATE.search(line):
+                    process.rate = match[1]
                 self._tell(line.rstrip(), process.role)
 
     def _log(self, process: Process, line: str) -> None:
@@ -333,15 +340,15 @@ class LocalEngine:
             process.reader.join(timeout=5.0)
 
     def _show(self) -> None:
-        """Prints a table of the processes; the learner's last line has the rates of the run."""
-        table = Table("role", "state", "restarts", "age (s)", box=None)
+        """Prints a table of the processes."""
+        table = Table("role", "state", "restarts", "age (s)", "steps/s", box=None)
         table.add_column("last line", no_wrap=True)  # its cells fit: else it hides the others
-        room = max(self._console.width - _TABLE_WIDTH, 20)
+        room = max(self._console.width - _TABLE_WIDTH, 16)
         for process in self.processes:
             age = process.seconds + time.monotonic() - process.started if process.started else 0.0
             cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
             last = Text(process.last_line[:room])
-            table.add_row(*cells, last, style=_COLOURS[process.role.kind])
+            table.add_row(*cells, process.rate, last, style=_COLOURS[process.role.kind])
         if self._say is None:
             self._print(table)
 
