@@ -37,7 +37,12 @@ CASES = {
     ),
     "tpu": (
         dataclasses.replace(OPTIONS, root_dir="gs://bucket/dqn", evaluators=0),
-        {"volume": None, "tpu_topology": "v5e:2x4", "max_restarts": 5},
+        {
+            "volume": None,
+            "tpu_topology": "v5e:2x4",
+            "service_account": "tfrl",
+            "max_restarts": 5,
+        },
     ),
 }
 

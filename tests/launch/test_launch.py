@@ -410,6 +410,22 @@ def test_an_existing_run_is_handled_once_and_by_the_launcher(capsys, tmp_path, l
     assert not any("if_exists" in flag for job in launched for flag in job["learner-0"])
 
 
+def test_the_logs_of_a_remote_run_have_its_name(capsys, monkeypatch):
+    folders = []
+
+    class Engine:
+        def __init__(self, job, log_dir, **options):
+            folders.append(str(log_dir))
+
+        def run(self, termination):
+            return 0
+
+    monkeypatch.setattr(launch, "LocalEngine", Engine)
+    for root in ("gs://bucket/dqn/a", "gs://bucket/dqn/b/", "runs/c"):
+        assert call(capsys, f"--root_dir={root}", f"--gin_file={DQN}")[0] == 0
+    assert folders == ["runs/bucket_dqn_a/logs", "runs/bucket_dqn_b/logs", "runs/c/logs"]
+
+
 @pytest.mark.parametrize(
     ("root", "message"),
     [

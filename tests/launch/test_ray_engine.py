@@ -1,12 +1,14 @@
 """`--engine=ray`: how actors are placed, and what is started again; Ray itself is played."""
 
 import itertools
+import re
+import shlex
 import sys
 import types
 
 import pytest
 
-from tests.launch.launch_runs import in_process
+from tests.launch.launch_runs import ROOT, in_process
 from tfrl.errors import UserError
 from tfrl.launch import job, launch, local_engine, ray_engine, resources, termination
 
@@ -209,3 +211,52 @@ def test_without_ray_the_command_to_install_it_is_told(capsys, monkeypatch, tmp_
     code, out, err = in_process(launch.main, capsys, *args)
     assert code == 2
     assert "Install it with: pip install 'tfrl[ray]'" in err
+
+
+def page():
+    """The RayJob of docs/cloud.md."""
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs/cloud.md").read_text()
+    (block,) = re.findall(r"```yaml\n(apiVersion: ray.io.*?)```", text, re.DOTALL)
+    return yaml.safe_load(block)
+
+
+def test_the_page_of_kuberay_has_pods_for_all_processes():
+    nest = page()
+    assert (nest["apiVersion"], nest["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = nest["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    for part in (cluster["headGroupSpec"], group):
+        (container,) = part["template"]["spec"]["containers"]
+        (volume,), (mount,) = part["template"]["spec"]["volumes"], container["volumeMounts"]
+        assert volume["name"] == mount["name"] and mount["mountPath"] == "/runs"
+        assert container["image"] == "REGISTRY/tfrl-kuberay"
+    words = shlex.split(nest["spec"]["entrypoint"])
+    asked = [w.partition("=")[2] for w in words if w.startswith("--resources=")]
+    options = job.JobOptions((), (), "/runs/impala", 0, 16, 1, 0, 600.0)
+    roles = [role.kind for role in job.roles(options, ["a:1"])]
+    assert "--root_dir=/runs/impala" in words and "--collectors=16" in words
+    amounts = [resources.parsed(asked).of(kind) for kind in roles]
+    cores = sum(float(amount["cpu"]) for amount in amounts)
+    memory = sum(resources.in_bytes(amount.get("memory", "1")) for amount in amounts)
+    (worker,) = group["template"]["spec"]["containers"]
+    limits = worker["resources"]["limits"]
+    assert cores <= group["replicas"] * float(limits["cpu"])
+    assert memory <= group["replicas"] * resources.in_bytes(limits["memory"])
+
+
+def test_kubernetes_takes_the_pods_of_the_page():
+    validate = pytest.importorskip("kubernetes_validate")
+    cluster = page()["spec"]["rayClusterSpec"]
+    for part in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+        validate.validate({**pod, "spec": part["template"]["spec"]}, "1.31", strict=True)
+
+
+@pytest.mark.needs("reverb")
+def test_the_command_of_the_page(capsys):
+    words = shlex.split(page()["spec"]["entrypoint"])
+    assert words[0] == "tfrl-launch"
+    code, out, err = in_process(launch.main, capsys, *words[1:], "--dry_run")
+    assert (code, err) == (0, "")
+    assert "Processes: 18 (1 server, 1 learner, 16 collectors)" in out

@@ -33,6 +33,13 @@ flags.DEFINE_string(
     "TYPE:TOPOLOGY of the learner's TPU, such as v5e:2x4 (kubernetes on GKE).",
 )
 
+flags.DEFINE_string(
+    "service_account",
+    None,
+    "Kubernetes service account of the pods, for example with access to a gs:// run folder "
+    "(kubernetes).",
+)
+
 PORT, WORKER_PORT = 8000, 2222
 # Topologies of one host by GKE's name of the TPU; TensorFlow drives only one host from a pod.
 TPUS = {
@@ -145,6 +152,7 @@ def job_set(
     tpu_topology: str | None = None,
     node_selectors: Mapping[str, Mapping[str, str]] | None = None,
     resources: RoleResources | None = None,
+    service_account: str | None = None,
     max_restarts: int = 3,
 ) -> dict[str, Any]:
     """Returns the JobSet of a job as a nest of YAML types.
@@ -162,6 +170,7 @@ def job_set(
       tpu_topology: "type:topology" of the learner's TPU.
       node_selectors: Labels of the nodes, by role.
       resources: Resources of the roles.
+      service_account: The service account of the pods; the namespace's default if None.
       max_restarts: The most restarts of each pod.
 
     Raises:
@@ -199,6 +208,8 @@ def job_set(
             claim, folder = _mount(volume)
             pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}]
             container["volumeMounts"] = [{"name": "runs", "mountPath": str(folder)}]
+        if service_account:
+            pod["serviceAccountName"] = service_account
         if kind in selectors:
             pod["nodeSelector"] = selectors[kind]
         replicated: dict[str, Any] = {"name": kind, "replicas": len(of_kind) // workers}
@@ -377,6 +388,7 @@ def rendered(options: JobOptions, max_restarts: int, resources: RoleResources) -
         tpu_topology=values.tpu_topology,
         node_selectors=node_selectors(values.node_selector),
         resources=resources,
+        service_account=values.service_account,
         max_restarts=max_restarts,
     )
     return text(nest)

@@ -33,7 +33,7 @@ DOC = """Starts a replay server, a learner and collectors for distributed traini
       --image=REGISTRY/tfrl --volume=CLAIM:/runs --root_dir=/runs/impala | kubectl apply -f -
 
 The same command resumes a stopped run. --root_dir is the learner's run folder; it also has logs/ of
-all processes and servers/. The logs of a run on gs:// are in the local folder runs/."""
+all processes and servers/. The logs of a run in gs://bucket/folder are in runs/bucket_folder/."""
 
 # Flags that are passed on.
 _LEARNER_FLAGS = (
@@ -57,6 +57,7 @@ _ENGINES_OF = {
     "package": ("tpu_vm",),
     "ray_address": ("ray",),
     "resources": ("local", "ray", "kubernetes"),
+    "service_account": ("kubernetes",),
     "spot": ("tpu_vm",),
     "tpu": ("local", "ray", "kubernetes"),
     "tpu_topology": ("kubernetes",),
@@ -139,7 +140,7 @@ def main() -> int:
 
         # Once for the job: a restarted learner must resume.
         training.apply_if_exists(root, values.if_exists)
-    here = api.default_root_dir(list(values.gin_file)) if remote.is_remote(root) else root
+    here = api.default_root_dir([root]) if remote.is_remote(root) else root
     log_dir = pathlib.Path(here).expanduser() / "logs"
     table_seconds = math.inf if asked.quiet else TABLE_SECONDS
     if asked.engine == "ray":
