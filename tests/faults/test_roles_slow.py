@@ -1,6 +1,8 @@
 """Processes of a distributed run are killed and stopped; the run ends as if nothing had been."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -8,7 +10,11 @@ import time
 import pytest
 
 from tests.faults import roles
+from tfrl.launch import settings
 from tfrl.launch.local_engine import free_ports
+from tfrl.replay.reverb.connection import await_server
+from tfrl.replay.reverb.library import reverb
+from tfrl.roles import parameters, tables
 
 DQN = "dqn/gymnasium_cartpole.gin"
 STOPS = [f"stop:{kind}" for kind in roles.KINDS if kind != "launch"]
@@ -37,6 +43,68 @@ def test_off_policy(tmp_path, kind):
     assert 9_000 <= outcome.summary["env_steps"] < 10_000
 
 
+def start(binary, *flags, gin_file=roles.IMPALA):
+    command = [sys.executable, "-m", "tfrl", binary, f"--gin_file={gin_file}", *flags]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=roles.ROOT
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gin_file", [roles.IMPALA, DQN])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_signal_ends_a_collector_whose_server_is_lost_or_stopped(tmp_path, gin_file, sent):
+    (port,) = free_ports(1)
+    address = f"localhost:{port}"
+    flags = (f"--port={port}", "--num_collectors=1", f"--root_dir={tmp_path}/server")
+    processes = [start("reverb-server", *flags, gin_file=gin_file)]
+    try:
+        client = reverb().Client(address)
+        await_server(address, client, 120.0)
+        state = tables.agent_form(settings.assemble([gin_file], []).workflow)
+        parameters.publish(client, parameters.Published(state, 0, 0, False))
+        processes.append(start("collect", f"--replay_server={address}", gin_file=gin_file))
+        deadline = time.monotonic() + 120.0
+        while not client.server_info(20)[tables.HEARTBEATS].current_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        time.sleep(2.0)
+        server, collector = processes
+        server.send_signal(sent)
+        time.sleep(5.0)
+        assert collector.poll() is None
+        began = time.monotonic()
+        collector.terminate()
+        _, said = collector.communicate(timeout=60.0)
+        assert time.monotonic() - began < 15.0
+        assert collector.returncode == 143, said
+        assert "Traceback" not in said
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_collector_at_a_wrong_port(sent, code):
+    """Another program listens there, and does not answer."""
+    with socket.create_server(("localhost", 0)) as other:
+        other.settimeout(120.0)
+        address = f"localhost:{other.getsockname()[1]}"
+        process = start("collect", f"--replay_server={address}")
+        try:
+            other.accept()[0].close()  # to see who listens
+            time.sleep(5.0)
+            assert process.poll() is None
+            process.send_signal(sent)
+            _, said = process.communicate(timeout=10.0)
+        finally:
+            process.kill()
+            process.communicate(timeout=60.0)
+    assert process.returncode == code, said
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
 def test_a_full_disk():
@@ -51,16 +119,9 @@ def test_a_full_disk():
 @pytest.mark.slow
 def test_others_of_another_file_end_with_the_leaf_that_differs(tmp_path):
     """A real server; a learner whose network is another, and a collector whose rollouts are."""
-    address = f"localhost:{free_ports(1)[0]}"
-
-    def started(binary, *flags, **options):
-        command = [sys.executable, "-m", "tfrl", binary, f"--gin_file={roles.IMPALA}", *flags]
-        return subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, **options
-        )
-
-    port = address.rpartition(":")[2]
-    server = started(
+    (port,) = free_ports(1)
+    address = f"localhost:{port}"
+    server = start(
         "reverb-server", f"--port={port}", "--num_collectors=1", f"--root_dir={tmp_path}/server"
     )
     try:
@@ -71,7 +132,7 @@ def test_others_of_another_file_end_with_the_leaf_that_differs(tmp_path):
         ):
             root = (f"--root_dir={tmp_path}/learner",) if binary == "learn" else ()
             began = time.monotonic()
-            process = started(binary, *common, *root, f"--gin_bindings={binding}")
+            process = start(binary, *common, *root, f"--gin_bindings={binding}")
             _, said = process.communicate(timeout=200.0)
             assert process.returncode == 2, said
             assert time.monotonic() - began < 120.0

@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import collect, learn, reverb_server, settings
-from tfrl.replay.reverb import connection
+from tfrl.replay.reverb import cancellable_call, connection
 from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
@@ -46,7 +46,7 @@ class Job:
     def __init__(self, part, num_collectors):
         self.part, self.count = part, num_collectors
         self.server = ReverbServer(tables.make_tables(workflow(part), num_collectors))
-        self.collectors, self.threads, self.ended = [], [], []
+        self.collectors, self.threads, self.ended, self.closed = [], [], [], 0
 
     def begin(self):
         made = [workflow(self.part) for _ in range(self.count)]  # gin is not for threads
@@ -63,6 +63,7 @@ class Job:
         self.collectors.append(collector)
         self.ended.append(collector.run())
         collector.close()
+        self.closed += 1
 
     def join(self):
         for thread in self.threads:
@@ -518,6 +519,51 @@ def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monke
         collectors._variables.server_info()
     collectors._published = -np.inf
     collectors.begin(state)  # does not raise: what follows can be saved
+    learner.close()
+    job.server.stop()
+
+
+@pytest.mark.parametrize("part", [PPO, DQN])
+def test_a_signal_ends_a_collector_whose_server_is_lost(part, monkeypatch):
+    for module in (connection, cancellable_call):  # so that pytest's own end is not bounded
+        monkeypatch.setattr(module, "leave_behind", lambda *things: None)
+    monkeypatch.setitem(connection.Connection.__init__.__kwdefaults__, "heartbeat", 0.2)
+    job = Job(part, 1)
+    published = parameters.Published(tables.agent_form(workflow(part)), 0, 0, False)
+    parameters.publish(reverb().Client(job.server.address), published)
+    job.begin()
+    while not (job.collectors and job.collectors[0].env_steps):
+        time.sleep(0.05)
+    job.server.stop(checkpoint=False)
+    (collector,) = job.collectors
+    while not collector.connection.away:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    assert job.threads[0].is_alive() and not job.ended  # it waits for the server
+    began = time.monotonic()
+    collector._stops = lambda: True
+    job.join()
+    assert time.monotonic() - began < 10.0
+    assert (job.ended, job.closed) == ([False], 1)
+
+
+def test_a_signal_ends_a_learner_whose_server_is_stopped(monkeypatch):
+    monkeypatch.setattr(connection, "leave_behind", lambda *things: None)
+    job, learner, answers = Job(PPO, 1), workflow(PPO), threading.Event()
+    collectors = RolloutCollectors(
+        learner, job.server.address, wait_seconds=60.0, stops=lambda: True
+    )
+    state = learner.setup(0)
+    collectors._steps, collectors._iterating = state.metrics.learner["learner_steps"], True
+    monkeypatch.setattr(parameters, "publish", lambda *_: answers.wait(30.0))
+    monkeypatch.setattr(connection.Heartbeat, "busy", True)
+    began = time.monotonic()
+    with pytest.raises(WaitEndedError):
+        collectors._publish(state.agent_state)
+    assert time.monotonic() - began < 10.0
+    collectors.end_call()  # it saves now, and the server may be writing the checkpoint
+    collectors._end_if_asked()
+    answers.set()
     learner.close()
     job.server.stop()
 

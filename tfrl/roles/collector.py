@@ -121,10 +121,11 @@ class Collector:
           Whether the run has ended.
         """
         self._stops = stops
+        self.connection.on_wait = self.end_if_asked
         try:
             self._play()
         except _EndedError:
-            return self.parameters.newest().finished
+            return self.parameters.finished
 
     def close(self) -> None:
         """Closes the connections and environments."""
@@ -144,6 +145,10 @@ class Collector:
         if self._stops() or self.parameters.newest().finished:
             raise _EndedError
 
+    def _end(self) -> NoReturn:
+        """In place of `end_if_asked` once `run` has ended: waits for no server."""
+        raise _EndedError
+
     def report(self, table: str, row: Mapping[str, Any], items: int = 1) -> None:
         """Writes a report to its table, in the background.
 
@@ -153,8 +158,10 @@ class Collector:
           items: How many items of the table have this row: each costs a fifth of another row.
         """
         if table not in self._reporters:
-            client = self.connection.client
-            self._reporters[table] = client.trajectory_writer(num_keep_alive_refs=1)
+            open_writer = functools.partial(
+                self.connection.client.trajectory_writer, num_keep_alive_refs=1
+            )
+            self._reporters[table] = self.connection.guard(open_writer, f"reports of {table}")
         writer = self._reporters[table]
         writer.append(row)
         history = writer.history
@@ -175,11 +182,10 @@ class Collector:
 
     def _send_last_reports(self) -> None:
         """Sends the reports; does not wait for a lost server."""
-        try:
+        self.connection.on_wait = self._end
+        with contextlib.suppress(UserError, _EndedError):
+            self.report_more()
             within(_CLOSE_SECONDS, self._send_reports, self.connection.address, "the last reports")
-        except UserError:
-            leave_behind(self._reporters)
-            self._reporters = {}
 
     # For subclasses.
 
@@ -293,7 +299,7 @@ class ReplayCollector(Collector):
         )
         self._random_steps = -(-workflow.random_steps // num_tasks)
         self._buffer = replay.init()
-        self._buffer.on_wait = self.end_if_asked
+        self._buffer.on_wait = self._buffer.connection.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
         self._played: list[Trajectory] = []  # since the last report, for observation statistics
 
@@ -331,13 +337,16 @@ class ReplayCollector(Collector):
             self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(seen).items()})
 
     def close(self) -> None:
-        """Sends the pending items, then closes the connections and environments."""
+        """Sends the pending items, then closes the connections and environments.
+
+        Waits for no server that does not answer: the items that it has not confirmed are lost.
+        """
         try:
             self._buffer.on_wait = lambda: None
-            self._buffer.close()
-            if not self.connection.lost:
-                self.report_more()
-                self._send_last_reports()
+            self._buffer.connection.on_wait = self._end
+            with contextlib.suppress(_EndedError):
+                self._buffer.close()
+            self._send_last_reports()
         finally:
             super().close()
 

@@ -174,6 +174,11 @@ class Subscriber:
         self._thread = threading.Thread(target=self._run, name="parameters", daemon=True)
         self._thread.start()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run had ended at the last read."""
+        return self._newest.finished
+
     def newest(self) -> Published:
         """Returns the parameters of the last read.
 

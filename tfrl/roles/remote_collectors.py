@@ -121,8 +121,13 @@ class RemoteCollectors(Collectors):
         return int(tf.convert_to_tensor(self._steps))
 
     def _end_if_asked(self) -> None:
-        """Raises `WaitEndedError` if this process must end and no learner step is under way."""
+        """Raises `WaitEndedError` if this process must end and no learner step is under way.
+
+        While the learner saves, a server that does not answer may be writing the checkpoint.
+        """
         if not self._stops():
+            return
+        if not (self._iterating or any(connection.away for connection in self._connections)):
             return
         most = _IDLE_SECONDS if self._group is None else _IDLE_SECONDS_OF_WORKERS
         steps = -1 if self._steps is None else self._learner_steps

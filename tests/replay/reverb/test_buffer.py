@@ -219,7 +219,6 @@ class DeadlinesTest(parameterized.TestCase):
             "opening writers": 7.0,
             "sampling from table 'replay'": None,  # the dataset's
             "setting priorities of table 'replay'": 7.0,
-            "closing writers": 7.0,
         }
         error = reverb.errors.DeadlineExceededError
         with (

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import reverb
@@ -123,6 +124,23 @@ def test_a_call_that_takes_too_long(server, connect, _left_behind):
     assert not connection.lost
 
 
+class ToldToEndError(Exception):
+    pass
+
+
+def test_a_call_ends_when_told_to_while_the_server_does_not_answer(server, connect, monkeypatch):
+    connection, never = connect(server.address), threading.Event()
+
+    def end():
+        raise ToldToEndError
+
+    connection.on_wait = end
+    assert connection.guard(lambda: never.wait(0.6), "waiting") is False  # the server answers
+    monkeypatch.setattr(connection_lib.Heartbeat, "busy", True)
+    with pytest.raises(ToldToEndError):
+        connection.guard(never.wait, "publishing parameters")
+
+
 def test_nobody_listens(connect):
     port = free_port()
     began = time.monotonic()
@@ -142,6 +160,26 @@ def test_somebody_else_listens(connect):
         other.listen()
         with pytest.raises(UserError, match="got a process at this address that does not answer"):
             connect(f"localhost:{other.getsockname()[1]}", timeout=1.0)
+
+
+@pytest.mark.parametrize("log", [None, lambda line: None])
+def test_a_signal_is_handled_while_somebody_else_listens(log):
+    """Python handles signals between two calls in C++, which are short."""
+    timeouts = []
+
+    def server_info(timeout):
+        timeouts.append(timeout)
+        if len(timeouts) == 3:
+            raise KeyboardInterrupt
+        raise RuntimeError("Deadline Exceeded")
+
+    with socket.socket() as other:
+        other.bind(("localhost", 0))
+        other.listen()
+        address = f"localhost:{other.getsockname()[1]}"
+        with pytest.raises(KeyboardInterrupt):
+            await_server(address, SimpleNamespace(server_info=server_info), 600.0, log)
+    assert timeouts == [2, 2, 2]
 
 
 @pytest.mark.slow

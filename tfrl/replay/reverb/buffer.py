@@ -13,7 +13,7 @@ from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer, check_given
 from tfrl.replay.reverb import checkpoints
-from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS
+from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.factory import ONCE, TableConfig
@@ -159,7 +159,9 @@ class ReverbBuffer(ReplayBuffer):
         if self._writer is not None:
             self._created += self._writer.created
             writer, self._writer = self._writer, None
-            self._connection.guard(writer.close, "closing writers", self.replay.timeout)
+            # No server need answer: unconfirmed items are dropped.
+            where = f"Reverb server at {self.address}"
+            within(self.replay.timeout, writer.close, where, "closing writers")
 
     @property
     def connection(self) -> Any:

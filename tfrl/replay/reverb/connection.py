@@ -79,7 +79,8 @@ class Heartbeat:
         self._listening_since: float | None = None
         self._given_up = False
         self._silent = False
-        threading.Thread(target=self._run, name="reverb-heartbeat", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="reverb-heartbeat", daemon=True)
+        self._thread.start()
 
     @property
     def lost(self) -> bool:
@@ -119,9 +120,13 @@ class Heartbeat:
             )
 
     def close(self) -> None:
-        """Ends the thread, within the timeout of a probe."""
+        """Ends the thread, within the timeout of a probe.
+
+        A probe that returned at the end of the interpreter would abort the process.
+        """
         self._closed = True
         self._awake.set()
+        self._thread.join(timeout=3.0 * self._timeout)
 
     def _over(self, questions: int) -> bool:
         return self._questions > questions or self._given_up or self._closed
@@ -186,7 +191,8 @@ T = TypeVar("T")
 # Seconds between two looks of a waiting guarded call at the server's state.
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
-# Seconds that a server that accepts connections has to answer before a line is logged.
+# Seconds that a server that accepts connections has to answer before a line is logged; also the
+# longest call in C++, during which no signal is handled.
 _ANSWER_SECONDS = 2.0
 
 
@@ -216,9 +222,8 @@ def await_server(
         reason = refusal(address, timeout=1.0)
         left = deadline - time.monotonic()
         if reason is None:
-            most = left if log is None else min(left, _ANSWER_SECONDS)
             try:
-                return client.server_info(timeout=max(1, math.ceil(most)))
+                return client.server_info(timeout=max(1, math.ceil(min(left, _ANSWER_SECONDS))))
             except errors:
                 reason = "a process at this address that does not answer like Reverb"
         if log is not None:
@@ -257,8 +262,9 @@ class Connection:
     Attributes:
       address: `host:port`.
       client: The `reverb.Client`. Make calls that may block through `guard`.
-      on_wait: Called repeatedly while the server is lost, and in calls of `guard` with `may_wait`.
-        If it raises, the call is abandoned.
+      on_wait: Called repeatedly while the server is lost, in calls that wait for a server that
+        accepts connections and does not answer, and in calls of `guard` with `may_wait`. If it
+        raises, the call is abandoned.
     """
 
     def __init__(
@@ -300,6 +306,11 @@ class Connection:
     def lost(self) -> bool:
         """Whether the server is lost for good. Its writers and iterators must not be used then."""
         return self._heartbeat.given_up
+
+    @property
+    def away(self) -> bool:
+        """Whether the server was lost at the last probe; it may come back."""
+        return self._heartbeat.lost
 
     @property
     def heartbeat_age(self) -> float:
@@ -393,9 +404,10 @@ class Connection:
                 while not call.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)):
                     if self._heartbeat.given_up:
                         raise self._lost_error(what)
-                    if may_wait or self._heartbeat.lost:
+                    silent = self._heartbeat.lost or self._heartbeat.busy
+                    if may_wait or silent:
                         self.on_wait()
-                    if self._heartbeat.lost or self._heartbeat.busy:
+                    if silent:
                         began = time.monotonic()
                     elif on_reconnect is not None and self.reconnections != handled:
                         handled = self.reconnections

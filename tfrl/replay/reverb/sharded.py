@@ -185,11 +185,11 @@ class ShardedBuffer(ReplayBuffer):
 
     def _each(self, fn: Callable[[ReverbBuffer], Any]) -> None:
         """Calls a method of all shards, even if one of them raises."""
-        errors = []
+        errors: list[Exception] = []
         for shard in self.shards:
             try:
                 fn(shard)
-            except UserError as error:
+            except Exception as error:  # noqa: BLE001  (raised below)
                 errors.append(error)
         if errors:
             raise errors[0]
