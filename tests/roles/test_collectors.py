@@ -16,6 +16,7 @@ from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import collect, learn, reverb_server, settings
 from tfrl.replay.reverb import cancellable_call, connection
+from tfrl.replay.reverb import tables as tables_lib
 from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
@@ -295,6 +296,62 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job.server.stop()
 
 
+def answer(table, inserts, start=None):
+    """`server_info` of a server; `start` are its number and the inserts that it has restored."""
+    stats = SimpleNamespace(completed=inserts)
+    found = {table: SimpleNamespace(rate_limiter_info=SimpleNamespace(insert_stats=stats))}
+    if start:
+        names = zip((tables_lib.START, table), start, strict=True)
+        signature = {name: SimpleNamespace(name=str(number)) for name, number in names}
+        found[tables_lib.START] = SimpleNamespace(signature=signature)
+    return found
+
+
+def test_inserts_before_the_first_look_at_a_restored_server_hide_no_lost_ones():
+    count = InsertCount()
+
+    def look(inserts, *start):
+        count.look(answer("replay", inserts, start), "replay", 2)
+        return count.total
+
+    assert look(100, 1, 0) == 200
+    assert look(130, 2, 90) == 280  # 10 were lost, and 40 are new
+    assert look(140, 2, 90) == 300
+    assert (count.counted, count.lost, count.start) == (280, 20, 2)
+    assert look(160, 3, 150) == 340  # its checkpoint is newer than the last look
+    assert look(5, 4, 0) == 350  # without a checkpoint
+    assert look(3) == 350  # a server that does not say it: the least that it can have lost
+
+
+def test_a_restored_server_says_how_many_inserts_it_has_restored(tmp_path):
+    made, count = tables.make_tables(workflow(DQN), 1), InsertCount()
+    row = [np.int32(1), np.int32(0), np.float32(2), np.float32(2)]
+
+    def serve():
+        server = ReverbServer([table.replace() for table in made], checkpoint_dir=tmp_path)
+        return server, reverb().Client(server.address)
+
+    def insert(client, number):
+        for _ in range(number):
+            client.insert(row, {tables.EPISODES: 1.0})
+
+    server, client = serve()
+    insert(client, 3)
+    client.checkpoint()
+    insert(client, 2)
+    count.look(client.server_info(), tables.EPISODES)
+    assert (count.counted, count.lost) == (5, 0)
+    server.stop(checkpoint=False)
+    server, client = serve()
+    assert sorted(server.restored) == sorted(table.name for table in made)
+    saved = [table.table_name for table in tables_lib.read_tables(server.restored_from)]
+    assert sorted(saved) == sorted(server.restored)  # as in earlier versions
+    insert(client, 4)  # before the next look
+    count.look(client.server_info(), tables.EPISODES)
+    assert (count.counted, count.lost) == (7, 2)
+    server.stop()
+
+
 def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
     """A restored server has fewer inserts; what the others got meanwhile counts."""
     maker = tables.on_reverb(workflow(DQN).replay).replace(num_servers=2)
@@ -307,10 +364,7 @@ def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
             self.i = i
 
         def server_info(self):
-            stats = SimpleNamespace(completed=inserted[self.i])
-            return {
-                "replay": SimpleNamespace(rate_limiter_info=SimpleNamespace(insert_stats=stats))
-            }
+            return answer("replay", inserted[self.i])
 
     def learner(buffer, env_steps):
         made = SimpleNamespace(
@@ -318,6 +372,7 @@ def test_env_steps_are_counted_per_server_over_restarts(tmp_path):
             _block_size=4, _env_steps=env_steps, _looked=0.0,
         )  # fmt: skip
         made._counts = functools.partial(ReplayCollectors._counts, made)
+        made._infos = functools.partial(ReplayCollectors._infos, made)
         return made
 
     def counts(made):
@@ -406,7 +461,7 @@ def test_episodes_are_counted_over_restarts():
     """By the server's count; a learner that has not read their reports keeps the last means."""
     count, told = InsertCount(), []
     made = SimpleNamespace(
-        _reports=lambda table: [told.pop(0) for _ in told[:]], _inserted={}, _episodes=3,
+        _reports=lambda table: [told.pop(0) for _ in told[:]], _answers={}, _episodes=3,
         _means=(9.0, 9.0), _counts=lambda name: [count],
     )  # fmt: skip
     new = functools.partial(ReplayCollectors._new_episodes, made)
@@ -414,14 +469,18 @@ def test_episodes_are_counted_over_restarts():
     def row(length, total, number=1):
         return [np.int32(number), np.int32(0), np.float32(length), np.float32(total)]
 
+    def inserted(number):
+        made._answers[tables.EPISODES] = answer(tables.EPISODES, number)
+
     assert new() == 0  # no answer yet
-    made._inserted[tables.EPISODES] = 5  # two reports that a learner read after its checkpoint
+    inserted(5)  # two reports that a learner read after its checkpoint
     assert (new(), made._episodes, made._means) == (2, 5, (9.0, 9.0))
-    told[:], made._inserted[tables.EPISODES] = [row(2, 4), row(4, 8, 2)], 7
+    told[:] = [row(2, 4), row(4, 8, 2)]
+    inserted(7)
     assert (new(), made._episodes, made._means) == (2, 7, (2.0, 4.0))
-    made._inserted[tables.EPISODES] = 6  # the server is restored
+    inserted(6)  # the server is restored
     assert (new(), count.lost) == (0, 1)
-    made._inserted[tables.EPISODES] = 7
+    inserted(7)
     assert (new(), made._episodes) == (1, 8)
 
 
@@ -650,7 +709,8 @@ def test_a_restored_server_forgets_parameters_and_rollouts():
     parameters.publish(client, parameters.Published(tables.agent_form(learner), 1, 0, True))
     reverb_server.forget_ended(server)
     sizes = {name: table.current_size for name, table in client.server_info().items()}
-    assert sizes == {tables.HEARTBEATS: 0, parameters.TABLE: 0, tables.ROLLOUTS: 0}
+    empty = (tables.HEARTBEATS, parameters.TABLE, tables.ROLLOUTS, tables_lib.START)
+    assert sizes == dict.fromkeys(empty, 0)
     server.stop()
 
 

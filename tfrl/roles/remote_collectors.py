@@ -98,7 +98,7 @@ class RemoteCollectors(Collectors):
         self._evaluator_heard = np.nan  # time of the evaluator's last heartbeat
         self._reading_heartbeats = threading.Lock()
         self._unread: dict[str, list[Any]] = {}  # sampled reports by table
-        self._inserted: dict[str, int] = {}  # the server's count of all reports by table
+        self._answers: dict[str, Any] = {}  # `server_info` before the last sample, by table
         self._duplicates = Duplicates()  # of reports
         self._steps: Any = None  # the variable of the learner steps
         self._iterating = False  # False while the learner evaluates or saves
@@ -203,10 +203,9 @@ class RemoteCollectors(Collectors):
     def _sample_reports(self, table: str) -> None:
         """Samples all reports; waits for others if another client takes some meanwhile."""
         client, unread = self._variables.client, self._unread.setdefault(table, [])
-        info = client.server_info(timeout=_ANSWER_SECONDS)[table]
-        self._inserted[table] = info.rate_limiter_info.insert_stats.completed
-        if info.current_size:
-            for item in client.sample(table, info.current_size, emit_timesteps=False):
+        self._answers[table] = client.server_info(timeout=_ANSWER_SECONDS)
+        if size := self._answers[table][table].current_size:
+            for item in client.sample(table, size, emit_timesteps=False):
                 unread.append(item)
 
     def _new_reports(self, table: str) -> list[list[np.ndarray]]:
@@ -433,17 +432,19 @@ class ReplayCollectors(RemoteCollectors):
         """
         counts = self._counts("env_steps")
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
-            infos = [server.server_info()[self._table] for server in self._servers]
-            inserted = [
-                self._block_size * info.rate_limiter_info.insert_stats.completed for info in infos
-            ]
+            infos = self._infos()
             self._looked = time.monotonic()
             if not any(count.total for count in counts):
                 # Also after a checkpoint without counts.
-                counts[0].lost = max(self._env_steps - sum(inserted), 0)
-            for count, now in zip(counts, inserted, strict=True):
-                count.look(now)
+                inserted = self._block_size * sum(_inserts(info, self._table) for info in infos)
+                counts[0].lost = max(self._env_steps - inserted, 0)
+            for count, info in zip(counts, infos, strict=True):
+                count.look(info, self._table, self._block_size)
         return int(sum(count.total for count in counts) - self._env_steps)
+
+    def _infos(self) -> list[dict[str, Any]]:
+        """Returns the tables of each replay server."""
+        return [server.server_info() for server in self._servers]
 
     def _counts(self, name: str) -> list[InsertCount]:
         """Returns the counts of each server; the buffers keep them."""
@@ -460,12 +461,12 @@ class ReplayCollectors(RemoteCollectors):
             number, _, length, total = np.sum(told, axis=0, dtype=np.float64)
             self._means = float(length / number), float(total / number)
         count = self._counts("episodes")[0]
-        now = self._inserted.get(EPISODES)
-        if now is None:  # the server has not answered yet
+        info = self._answers.get(EPISODES)
+        if info is None:  # the server has not answered yet
             return 0
         if not count.total:  # also after a checkpoint without counts
-            count.lost = max(self._episodes - now, 0)
-        count.look(now)
+            count.lost = max(self._episodes - _inserts(info, EPISODES), 0)
+        count.look(info, EPISODES)
         episodes = count.total - self._episodes
         self._episodes += episodes
         return episodes
@@ -486,6 +487,10 @@ class ReplayCollectors(RemoteCollectors):
     @property
     def _connections(self) -> list[Connection]:
         return [self._variables, *self._servers]
+
+
+def _inserts(info: dict[str, Any], table: str) -> int:
+    return int(info[table].rate_limiter_info.insert_stats.completed)
 
 
 class RolloutCollectors(RemoteCollectors):

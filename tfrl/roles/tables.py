@@ -12,6 +12,7 @@ from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
+from tfrl.replay.reverb import tables as reverb_tables
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.signature import PackedItems, suits
 from tfrl.roles import parameters
@@ -22,7 +23,7 @@ from tfrl.workflows.checks import check_divided, on_reverb
 from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
-EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
+EPISODES, HEARTBEATS, STATISTICS = "episodes", reverb_tables.HEARTBEATS, "statistics"
 ROLLOUTS = "rollouts"
 # The `task_id` of an evaluator's heartbeats.
 EVALUATOR_TASK = -1

@@ -20,7 +20,7 @@ from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import LocalServer
 from tfrl.replay.reverb.signature import as_served, suits
-from tfrl.replay.reverb.tables import check_tables
+from tfrl.replay.reverb.tables import check_tables, start_of
 from tfrl.replay.reverb.writer import Writer
 from tfrl.types import Sequences, Trajectory, Transition
 
@@ -39,25 +39,40 @@ _COUNTED = ("env_steps", "episodes")
 
 @dataclasses.dataclass
 class InsertCount:
-    """A count of what a server was given, exact over its restarts from a checkpoint.
+    """A count of the inserts of a table, exact over restarts of its server from a checkpoint.
+
+    A restored server counts from the inserts of its checkpoint. It says how many these are, so that
+    inserts between its start and the next look hide none of the lost ones.
 
     Attributes:
       counted: The server's own count at the last look.
-      lost: What it counted before, and no longer counts since it was restored.
+      lost: Inserts that were counted and that the checkpoints of the restored servers lacked.
+      start: The start of the server at the last look, see `tables.start_of`; 0 if unknown.
     """
 
     counted: int = 0
     lost: int = 0
+    start: int = 0
 
     @property
     def total(self) -> int:
         """The count."""
         return self.counted + self.lost
 
-    def look(self, now: int) -> None:
-        """Takes the server's own count."""
-        self.lost += max(self.counted - now, 0)
-        self.counted = now
+    def look(self, info: Mapping[str, Any], table: str, each: int = 1) -> None:
+        """Takes the server's own count.
+
+        Args:
+          info: `{table: reverb TableInfo}`.
+          table: The table's name.
+          each: The number that an insert counts for.
+        """
+        now = each * info[table].rate_limiter_info.insert_stats.completed
+        start, restored = start_of(info, table)
+        has_restarted = start and self.start and start != self.start
+        # Without a known start, the count that the restarted server has reached by now.
+        self.lost += max(self.counted - (each * restored if has_restarted else now), 0)
+        self.counted, self.start = now, start
 
 
 def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
@@ -461,6 +476,7 @@ class ReverbBuffer(ReplayBuffer):
         for name, count in self.inserted.items():
             result[f"{name}_counted"] = np.int64(count.counted)
             result[f"{name}_lost"] = np.int64(count.lost)
+            result[f"{name}_start"] = np.int64(count.start)
         return result
 
     @property
@@ -483,8 +499,8 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For values of a buffer with other tables; nothing changes.
         """
-        # Earlier versions stored no such counts.
-        names = [f"{name}_{what}" for name in _COUNTED for what in ("counted", "lost")]
+        # Earlier versions stored none of these, or no starts.
+        names = [f"{name}_{what}" for name in _COUNTED for what in ("counted", "lost", "start")]
         values = {**dict.fromkeys(names, 0), **values}
         if values.keys() != self.state_values().keys():
             remedy = "Create the buffer with the tables of the saved one."
@@ -501,6 +517,7 @@ class ReverbBuffer(ReplayBuffer):
         for name, count in self.inserted.items():
             count.counted = int(values[f"{name}_counted"])
             count.lost = int(values[f"{name}_lost"])
+            count.start = int(values[f"{name}_start"])
 
     def save(self, folder: str, tables: bool = True) -> None:
         """Writes the buffer to a folder; replaces an existing folder once all is written.

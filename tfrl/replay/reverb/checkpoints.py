@@ -16,9 +16,12 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tfrl.errors import UserError
 from tfrl.replay.core import check_made_with, replace_folder
 from tfrl.replay.reverb.signature import packs
+from tfrl.replay.reverb.tables import TABLES_FILE, remove_start
 from tfrl.storage import files, remote, working_copy
 from tfrl.storage.files import from_json
 
@@ -251,15 +254,30 @@ def seal(folder: pathlib.Path) -> None:
     Raises:
       IncompleteError: A file has no end. Reverb ignores errors of closing a file.
     """
+    for path in sorted(folder.glob(f"*{_RECORDS}")):
+        _check_end(path)
+    tables = folder / TABLES_FILE
+    try:
+        remove_start(folder)
+    except tf.errors.ResourceExhaustedError as error:
+        raise _incomplete(tables) from error
+    _check_end(tables)
     sizes = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix == _RECORDS and not _has_end(path):
-            raise IncompleteError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if path.name != _MANIFEST:
             files.sync_file(path)
             sizes[path.name] = path.stat().st_size
     manifest = {"schema": _SCHEMA, "sizes": sizes}
     files.write_text(folder / _MANIFEST, files.to_json(manifest, indent=2))
+
+
+def _check_end(path: pathlib.Path) -> None:
+    if not _has_end(path):
+        raise _incomplete(path)
+
+
+def _incomplete(path: pathlib.Path) -> IncompleteError:
+    return IncompleteError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def _has_end(path: pathlib.Path) -> bool:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
@@ -22,7 +22,13 @@ from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS, too_long, wi
 from tfrl.replay.reverb.connection import is_broken_connection
 from tfrl.replay.reverb.factory import LOOPBACK, MOST_SECONDS, check_bind
 from tfrl.replay.reverb.library import without_progress_lines
-from tfrl.replay.reverb.tables import check_limits, make_tables, read_tables
+from tfrl.replay.reverb.tables import (
+    HEARTBEATS,
+    check_limits,
+    make_start,
+    make_tables,
+    read_tables,
+)
 from tfrl.storage import files
 
 if TYPE_CHECKING:
@@ -200,7 +206,8 @@ class ReverbServer:
             self._client = reverb.Client(self.address)
             if self.restored_from is not None:
                 info = _repeated(lambda: self._client.server_info(timeout=60))
-                self.restored = {name: info[name].current_size for name in sorted(info)}
+                names = sorted(table.name for table in tables)
+                self.restored = {name: info[name].current_size for name in names}
         except BaseException:
             self._end()
             raise
@@ -324,22 +331,41 @@ class ReverbServer:
             folders, lambda folder: self._restore(tables, port, folder), self._log, where
         )
         if self.restored_from is None:
-            self._serve(tables, port, None)
+            self._serve(tables, port)
 
     def _restore(self, tables: list[Any], port: int | None, folder: pathlib.Path) -> None:
         try:
-            check_limits(folder, read_tables(folder), tables)
+            saved = read_tables(folder)
+            check_limits(folder, saved, tables)
         except (tf.errors.OpError, OSError) as error:
             raise checkpoints.DamagedError(
                 f"its tables cannot be read: {checkpoints.first_line(error)}"
             ) from error
         try:
+            inserts = {table.table_name: table.rate_limiter.insert_count for table in saved}
             # Copies, since a failed restore leaves tables half filled.
-            self._serve([table.replace() for table in tables], port, folder)
+            self._serve([table.replace() for table in tables], port, folder, inserts)
         except RuntimeError as error:
             raise checkpoints.DamagedError(checkpoints.first_line(error)) from error
 
-    def _serve(self, tables: list[Any], port: int | None, folder: pathlib.Path | None) -> None:
+    def _serve(
+        self,
+        tables: list[Any],
+        port: int | None,
+        folder: pathlib.Path | None = None,
+        inserts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Starts the server.
+
+        Args:
+          tables: The tables.
+          port: See `ReverbServer`.
+          folder: The checkpoint to restore; None for empty tables.
+          inserts: The inserts of each table in the checkpoint.
+        """
+        names = [table.name for table in tables]
+        if HEARTBEATS in names:
+            tables = [*tables, make_start(inserts or dict.fromkeys(names, 0))]
         own = reverb.checkpointers.DefaultCheckpointer(
             str(self._writing), fallback_checkpoint_path=str(folder) if folder else None
         )

@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,49 @@ def _limiter(config: TableConfig, block_size: int) -> Any:
     return limiters.SampleToInsertRatio(
         samples_per_insert=ratio, min_size_to_sample=least, error_buffer=tolerance
     )
+
+
+# The table of the reports of processes. A server that has it serves a run with collectors, whose
+# learner counts inserts.
+HEARTBEATS = "heartbeats"
+# An empty table beside it, which no checkpoint has. The names of its specs are numbers: the time of
+# the server's start, and the inserts of each table at that time.
+START = "start"
+
+
+def make_start(inserts: Mapping[str, int]) -> Any:
+    """Returns the table that tells clients when a server has started, and from which counts.
+
+    Args:
+      inserts: The inserts of each table in the restored checkpoint; 0 for empty tables.
+    """
+    library = reverb()
+    numbers = {START: time.time_ns(), **inserts}
+    signature = {name: tf.TensorSpec([], tf.int64, name=str(n)) for name, n in numbers.items()}
+    return library.Table(
+        name=START,
+        sampler=library.selectors.Fifo(),
+        remover=library.selectors.Fifo(),
+        max_size=1,
+        rate_limiter=library.rate_limiters.MinSize(1),
+        signature=signature,
+    )
+
+
+def start_of(server_info: Mapping[str, Any], table: str) -> tuple[int, int]:
+    """Returns the number of a server's start, and the inserts of a table that it has restored.
+
+    Args:
+      server_info: `{name: TableInfo}` from `reverb.Client.server_info`.
+      table: The table's name.
+
+    Returns:
+      The numbers; zeros for a server that does not say them.
+    """
+    if START not in server_info:
+        return 0, 0
+    signature = server_info[START].signature
+    return int(signature[START].name), int(signature[table].name)
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
@@ -134,7 +178,8 @@ def _selector(options: Any) -> str:
     return " ".join(result)
 
 
-_TABLES_FILE = "tables.tfrecord"
+TABLES_FILE = "tables.tfrecord"
+_COMPRESSION = "ZLIB"
 
 
 def read_tables(folder: pathlib.Path) -> list[Any]:
@@ -146,10 +191,27 @@ def read_tables(folder: pathlib.Path) -> list[Any]:
     Raises:
       tf.errors.DataLossError: The file is damaged.
     """
-    records = tf.data.TFRecordDataset(str(folder / _TABLES_FILE), compression_type="ZLIB")
+    records = tf.data.TFRecordDataset(str(folder / TABLES_FILE), compression_type=_COMPRESSION)
     messages = importlib.import_module("reverb.cc.checkpointing.checkpoint_pb2")
     parse = messages.PriorityTableCheckpoint.FromString
     return [parse(record) for record in records.as_numpy_iterator()]
+
+
+def remove_start(folder: pathlib.Path) -> None:
+    """Removes the table `START` from a checkpoint that Reverb wrote; it has no items.
+
+    Raises:
+      tf.errors.OpError: The file is damaged, or the disk is full.
+    """
+    saved = read_tables(folder)
+    kept = [table for table in saved if table.table_name != START]
+    if len(kept) == len(saved):
+        return
+    rest = folder / f"{TABLES_FILE}.rest"
+    with tf.io.TFRecordWriter(str(rest), _COMPRESSION) as file:
+        for table in kept:
+            file.write(table.SerializeToString())
+    rest.replace(folder / TABLES_FILE)
 
 
 def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any]) -> None:
