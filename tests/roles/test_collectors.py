@@ -292,6 +292,12 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     assert learner.env_steps(state) == job.inserted("replay") <= played
     # Among them those whose reports the first learner has read after its checkpoint.
     assert episodes == job.inserted("episodes") == sum(c.episodes for c in job.collectors)
+    collectors.finish(state)  # `play` has published since
+    learner.close()
+    learner = workflow(DQN)  # of another run
+    collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
+    with pytest.raises(UserError, match=r"got \d+ env steps of a run that has ended. Resume"):
+        collectors.begin(learner.setup(0))
     learner.close()
     job.server.stop()
 
@@ -712,6 +718,24 @@ def test_a_restored_server_forgets_parameters_and_rollouts():
     empty = (tables.HEARTBEATS, parameters.TABLE, tables.ROLLOUTS, tables_lib.START)
     assert sizes == dict.fromkeys(empty, 0)
     server.stop()
+
+
+def test_experience_of_a_learner_without_a_checkpoint_counts(monkeypatch):
+    """A learner that was killed before its first checkpoint starts afresh."""
+    lines, infos = [], [answer("replay", 0), answer("replay", 0)]
+    made = SimpleNamespace(
+        _infos=lambda: infos, _table="replay", _block_size=2, _servers=[], _variables=None,
+        _log=lines.append,
+    )  # fmt: skip
+    monkeypatch.setattr(parameters, "has_ended", lambda _: False)
+    ReplayCollectors._check_first_steps(made)
+    assert not lines
+    infos[1] = answer("replay", 600)
+    ReplayCollectors._check_first_steps(made)
+    assert lines == [
+        "Note: the replay servers already have 1,200 env steps of an earlier learner. They count "
+        "for this run, which has no checkpoint."
+    ]
 
 
 def test_what_does_not_divide_is_refused():

@@ -47,9 +47,13 @@ def test_what_is_published_is_read(server, client):
         "net": [tf.random.normal([2, 3]), tf.Variable([1.0, 2.0, 3.0])],
         "count": tf.constant(7, tf.int64),
     }
-    parameters.publish(client, parameters.Published(state, 11, 22, True, 33))
+    parameters.publish(client, parameters.Published(filled(0), 10, 20, False, 30))
     subscriber = subscribe(server)
-    got = subscriber.newest()
+    assert not subscriber.finished
+    parameters.publish(client, parameters.Published(state, 11, 22, True, 33))
+    got = subscriber.pull()
+    while not subscriber.finished:
+        time.sleep(0.01)
     subscriber.close()
     assert (got.learner_steps, got.env_steps, got.finished, got.request) == (11, 22, True, 33)
     for path, x in struct.paths(got.agent_state).items():
@@ -136,6 +140,31 @@ def test_a_refresh_ends_when_told_to(server, client, monkeypatch):
 def test_without_a_learner_it_ends_and_says_so(server, client):
     with pytest.raises(UserError, match="a learner that publishes them within 0.3 s"):
         subscribe(server, wait_seconds=0.3)
+
+
+def test_after_the_end_of_a_run_it_waits_for_the_next_learner(server, client):
+    connection, lines = parameters.connect(server.address, 5.0, print), []
+    assert not parameters.has_ended(connection)
+    parameters.publish(client, parameters.Published(filled(1), 9, 0, True))
+    assert parameters.has_ended(connection)
+    with pytest.raises(UserError, match="within 0.3 s, got only those of a run that has ended."):
+        subscribe(server, wait_seconds=0.3, log=lines.append)
+    assert lines == [
+        f"The run of the server at {server.address} has ended: waiting up to 0.3 s for the learner "
+        "of the next one."
+    ]
+    following = parameters.Published(filled(2), 0, 0, False)
+    threading.Timer(0.3, parameters.publish, [client, following]).start()
+    subscriber = subscribe(server)
+    assert subscriber.newest().learner_steps == 0 and not parameters.has_ended(connection)
+    subscriber.close()
+    client.reset(parameters.TABLE)
+    ended = parameters.Published(filled(1), 9, 0, True)  # a learner that has nothing to train
+    threading.Timer(0.3, parameters.publish, [client, ended]).start()
+    subscriber = subscribe(server)
+    assert subscriber.finished
+    subscriber.close()
+    connection.close()
 
 
 def test_another_agent_is_refused_by_the_leaf(server, client):

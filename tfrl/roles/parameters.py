@@ -149,12 +149,15 @@ class Subscriber:
     ):
         """Waits for the first parameters, then starts the thread that reads.
 
+        A server that goes on after a run keeps its last parameters. They are not the first ones of
+        the next run, which a learner has yet to publish.
+
         Args:
           connection: The connection to the server; the caller closes it.
           form: An agent's state with the structure of the parameters.
           pull_seconds: Seconds between two reads.
           wait_seconds: Seconds to wait for the learner.
-          log: Takes a line if the learner has published nothing yet.
+          log: Takes a line if the learner has published nothing yet, or if the run has ended.
 
         Raises:
           UserError: No parameters in time, or parameters of another agent.
@@ -224,10 +227,15 @@ class Subscriber:
     def _first(self, seconds: float, log: Callable[[str], None]) -> Published:
         deadline = time.monotonic() + seconds
         tells_at = time.monotonic() + _TELL_SECONDS
-        while True:
-            self._known, published = self._read(self._known)
-            if published is not None:
-                return published
+        self._known, published = self._read(self._known)
+        has_ended = published is not None and published.finished
+        if has_ended:
+            published, tells_at = None, deadline + 1.0
+            log(
+                f"The run of the server at {self._connection.address} has ended: waiting up to "
+                f"{seconds:g} s for the learner of the next one."
+            )
+        while published is None:
             if time.monotonic() > tells_at:
                 tells_at = deadline + 1.0
                 log(f"Waiting up to {seconds:g} s for the learner's parameters.")
@@ -235,10 +243,12 @@ class Subscriber:
                 raise UnavailableError(
                     f"The parameters at {self._connection.address}",
                     expected=f"a learner that publishes them within {seconds:g} s",
-                    got="no parameters",
+                    got="only those of a run that has ended" if has_ended else "no parameters",
                     remedy="Start tfrl-learn with the same gin file and servers.",
                 )
             time.sleep(_LOOK_SECONDS)
+            self._known, published = self._read(self._known)
+        return published
 
     def _run(self) -> None:
         while self._error is None:
@@ -281,14 +291,8 @@ class Subscriber:
             return known, None
 
     def _sample(self) -> Published:
-        client = self._connection.client
-
-        def read() -> Any:
-            return next(iter(client.sample(TABLE, 1)))[0].data
-
-        env_steps, finished, new_priority, *values, request, learner_steps = self._connection.guard(
-            read, "reading parameters", timeout=_READ_SECONDS
-        )
+        leaves = _sample(self._connection)
+        env_steps, finished, new_priority, *values, request, learner_steps = leaves
         by_path = dict(zip(sorted(self._leaves), values, strict=True))
         state = self._build([tf.constant(by_path[path]) for path in self._leaves])
         return Published(
@@ -299,6 +303,23 @@ class Subscriber:
             request=int(request),
             new_priority=float(new_priority),
         )
+
+
+def has_ended(connection: Connection) -> bool:
+    """Returns whether a server's newest parameters are those of a run that has ended."""
+    if not connection.server_info()[TABLE].current_size:
+        return False
+    _, finished, *_ = _sample(connection)
+    return bool(finished)
+
+
+def _sample(connection: Connection) -> list[Any]:
+    """Returns the leaves of the table's item."""
+
+    def read() -> Any:
+        return next(iter(connection.client.sample(TABLE, 1)))[0].data
+
+    return connection.guard(read, "reading parameters", timeout=_READ_SECONDS)
 
 
 def _check_form(address: str, form: Nest, info: dict[str, Any]) -> None:

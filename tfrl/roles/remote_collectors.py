@@ -376,6 +376,8 @@ class ReplayCollectors(RemoteCollectors):
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
         buffer.connection.on_wait = self._end_if_asked
+        if self._buffer is None and self._leads and not int(state.metrics.env_steps):
+            self._check_first_steps()
         self._buffer = buffer
         super().begin(state)
         metrics = state.metrics
@@ -383,6 +385,29 @@ class ReplayCollectors(RemoteCollectors):
         if self._normalizes and self._none is None:
             normalizer = struct.values(state.agent_state.normalizer)
             self._none = tf.nest.map_structure(tf.zeros_like, normalizer)
+
+    def _check_first_steps(self) -> None:
+        """Checks that the servers' experience is of this run, which has no checkpoint.
+
+        A learner that is killed before its first checkpoint leaves experience of the same run.
+
+        Raises:
+          UserError: The experience is of a run that has ended.
+        """
+        inserted = self._block_size * sum(_inserts(info, self._table) for info in self._infos())
+        if inserted and parameters.has_ended(self._variables):
+            raise UserError(
+                f"the table {self._table!r} at {', '.join(s.address for s in self._servers)}",
+                expected="no experience of another run",
+                got=f"{inserted:,} env steps of a run that has ended",
+                remedy="Resume that run with its --root_dir, or restart the servers with empty "
+                "ones.",
+            )
+        if inserted:
+            self._log(
+                f"Note: the replay servers already have {inserted:,} env steps of an earlier "
+                "learner. They count for this run, which has no checkpoint."
+            )
 
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
