@@ -21,9 +21,13 @@ from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import collector as collector_lib
-from tfrl.roles import heartbeat_sender, parameters, tables
+from tfrl.roles import heartbeat_sender, parameters, remote_collectors, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
-from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
+from tfrl.roles.remote_collectors import (
+    RemoteCollectors,
+    ReplayCollectors,
+    RolloutCollectors,
+)
 from tfrl.workflows.collectors import Collected, Collectors, WaitEndedError
 
 PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
@@ -658,6 +662,56 @@ def test_no_progress_names_the_collectors_that_block(monkeypatch):
     job.join()
     learner.close()
     job.server.stop()
+
+
+@pytest.mark.parametrize("part", [PPO, DQN])
+def test_no_progress_is_told_with_the_state_of_the_table(part, monkeypatch):
+    monkeypatch.setattr(remote_collectors, "_PATIENCE_SECONDS", 0.6)
+    job, learner, lines = Job(part, 2), workflow(part), []
+    kind = RolloutCollectors if part is PPO else ReplayCollectors
+    collectors = kind(learner, job.server.address, wait_seconds=60.0, log=lines.append)
+    state = learner.setup(0)
+    client = reverb().Client(job.server.address)
+    client.insert([np.int64(1), np.int64(0), np.int32(1)], {tables.HEARTBEATS: 1.0})
+    collectors.begin(state)
+    while not lines:
+        time.sleep(0.05)
+    (line,) = lines
+    missing, table, ratio = (
+        ("No rollout of collectors 0, 1. ", "rollouts", 1)
+        if part is PPO
+        else ("", "replay", 8)  # a batch for each env step
+    )
+    assert line == (
+        f"No progress for 1 s. {missing}Last reports: collector 1 0 s ago. Table '{table}': "
+        f"0 items, 0 inserted, 0 sampled, {ratio} samples per insert."
+    )
+    collectors.end_call()
+    collectors._env_steps += 1
+    while len(lines) == 1:
+        time.sleep(0.05)
+    assert lines[1].startswith("No progress for 1 s. The learner evaluates or saves. ")
+    learner.close()
+    job.server.stop()
+
+
+def test_each_of_several_replay_servers_is_described():
+    info = answer("replay", 3)
+    info["replay"].current_size = 3
+    limiter = info["replay"].rate_limiter_info
+    limiter.samples_per_insert, limiter.sample_stats = 8.0, SimpleNamespace(completed=4)
+
+    def lost(timeout):
+        raise RuntimeError
+
+    clients = [SimpleNamespace(server_info=call) for call in (lambda timeout: info, lost)]
+    servers = [SimpleNamespace(client=c, address=a) for c, a in zip(clients, "ab", strict=True)]
+    made = SimpleNamespace(_experience=(servers, "replay"))
+    made._of_table = functools.partial(RemoteCollectors._of_table, made)
+    assert RemoteCollectors._of_tables(made) == (
+        "Table 'replay' at a: 3 items, 3 inserted, 4 sampled, 8 samples per insert. "
+        "The server at b does not respond."
+    )
 
 
 def test_reports_that_a_restored_server_gives_again_count_once():

@@ -249,6 +249,7 @@ class RemoteCollectors(Collectors):
         before, since, told = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
             if self._steps is None or not self._leads:
+                since = time.monotonic()  # no run yet
                 continue
             now = (self._env_steps, self._learner_steps)
             if now != before:
@@ -268,7 +269,7 @@ class RemoteCollectors(Collectors):
         if not np.isnan(self._evaluator_heard):
             heard.append(f"evaluator {now - self._evaluator_heard:.0f} s ago")
         said = f"Last reports: {', '.join(heard) or 'none'}."
-        return f"{said} {self._of_table()}"
+        return f"{said} {self._of_tables()}"
 
     def _look_at_heartbeats(self) -> None:
         """Reads the heartbeats while the main thread waits for experience."""
@@ -279,23 +280,27 @@ class RemoteCollectors(Collectors):
             finally:
                 self._reading_heartbeats.release()
 
-    def _of_table(self) -> str:
-        """Describes the state of the table of experience, for the user."""
-        connection, name = self._source
+    def _of_tables(self) -> str:
+        """Describes the state of the table of experience at each server, for the user."""
+        connections, name = self._experience
+        several = len(connections) > 1
+        return " ".join(self._of_table(each, name, several) for each in connections)
+
+    def _of_table(self, connection: Connection, name: str, several: bool) -> str:
         try:
             info = connection.client.server_info(timeout=_ANSWER_SECONDS)[name]
         except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
             return f"The server at {connection.address} does not respond."
-        limiter = info.rate_limiter_info
+        limiter, at = info.rate_limiter_info, f" at {connection.address}" if several else ""
         return (
-            f"Table {name!r}: {info.current_size:,} items, {limiter.insert_stats.completed:,} "
+            f"Table {name!r}{at}: {info.current_size:,} items, {limiter.insert_stats.completed:,} "
             f"inserted, {limiter.sample_stats.completed:,} sampled, "
             f"{limiter.samples_per_insert:g} samples per insert."
         )
 
     @property
-    def _source(self) -> tuple[Connection, str]:
-        """The connection and the name of the table of experience."""
+    def _experience(self) -> tuple[list[Connection], str]:
+        """The connections to the servers of experience, and the name of its table."""
         raise NotImplementedError
 
     @property
@@ -304,9 +309,10 @@ class RemoteCollectors(Collectors):
         return [self._variables]
 
     def _refuse_wait(self, missing: str) -> NoReturn:
-        connection, name = self._source
+        connections, name = self._experience
+        addresses = ", ".join(connection.address for connection in connections)
         raise UnavailableError(
-            f"The table {name!r} at {connection.address}",
+            f"The table {name!r} at {addresses}",
             expected=f"new experience within {self.wait_seconds:g} s",
             got=missing,
             remedy="Start tfrl-collect with the same gin file and servers.",
@@ -506,8 +512,8 @@ class ReplayCollectors(RemoteCollectors):
         return tf.nest.map_structure(np.asarray, seen)
 
     @property
-    def _source(self) -> tuple[Connection, str]:
-        return self._servers[0], self._table
+    def _experience(self) -> tuple[list[Connection], str]:
+        return self._servers, self._table
 
     @property
     def _connections(self) -> list[Connection]:
@@ -706,5 +712,5 @@ class RolloutCollectors(RemoteCollectors):
         return dict(zip(self._paths, sample.data, strict=True))
 
     @property
-    def _source(self) -> tuple[Connection, str]:
-        return self._variables, ROLLOUTS
+    def _experience(self) -> tuple[list[Connection], str]:
+        return [self._variables], ROLLOUTS
