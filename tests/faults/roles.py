@@ -5,11 +5,15 @@
 It prints a line of JSON for each run, which has several faults of one kind:
 
 - a binary's name: its process is killed; with "stop:" before it, stopped for 30 seconds.
+  "variable-server" is the server of parameters and reports; it needs an off-policy gin file.
 - "launch": the launcher gets SIGTERM, and the same command comes again.
-- "variable-server": the server of parameters and reports is killed; needs an off-policy gin file.
 - "other-file": a collector of another network comes in, and must end with exit code 2.
 - "disk": the disk of the run folder is full until the run has ended, with exit code 2 and a
   message; the same command comes again. It mounts a small disk, so it needs root.
+
+A run is good if it ends with code 0, leaves no process, had at least one fault, and reaches its
+target return. `TARGETS` has that of a gin file with its own budget; with other bindings, give
+`--target_return` where the budget is long enough for one.
 """
 
 import argparse
@@ -32,6 +36,8 @@ STOPPED_SECONDS = 30.0
 OTHER_NETWORKS = {"impala": "Impala.hidden = (8,)", "dqn": "DQN.hidden = (8,)"}
 _DISK_MB = 64
 IMPALA = "impala/gymnasium_cartpole.gin"
+# The least returns of gin files, with their own budgets.
+TARGETS = {IMPALA: 475.0}
 
 
 @dataclasses.dataclass
@@ -53,6 +59,26 @@ class Outcome:
     summary: dict
     output: str
     left: list
+
+
+def problems(outcome, target=None):
+    """What is wrong with the end of a run.
+
+    Args:
+      outcome: Its `Outcome`.
+      target: The least return; None for a budget that is too short for one.
+    """
+    found = []
+    if outcome.code:
+        found.append(f"exit code {outcome.code}")
+    if outcome.left:
+        found.append(f"{len(outcome.left)} processes were left")
+    if not outcome.faults:
+        found.append("no fault: it ended before, or there was no process to hurt")
+    reached = outcome.summary.get("eval_return_mean", float("-inf"))
+    if target is not None and not reached >= target:
+        found.append(f"a return of {reached:g} for {target:g}")
+    return found
 
 
 def command_line(pid):
@@ -114,7 +140,7 @@ class Run:
 
     def launch(self):
         """Launches it, or resumes it."""
-        own = self.kind == "variable-server"
+        own = self.kind.rpartition(":")[2] == "variable-server"
         program = "tests/faults/variable_server.py" if own else "bin/launch.py"
         command = launch_command(
             self.root, self.gin_file, self._bindings, *self._flags, program=program
@@ -191,7 +217,11 @@ class Run:
         return True
 
     def outcome(self, faults, started):
-        """Waits for its end."""
+        """Waits for its end; `started` are processes that must not outlive it."""
+        while not self.ends_within(1.0):
+            started.update(children(self.launcher.pid))  # also those that come after a fault
+            if time.monotonic() > self._deadline:
+                raise AssertionError(self.log)
         code = self.wait()
         # The number of a process that has ended may be another's by now, or a thread's.
         left = [line for pid, line in started.items() if command_line(pid) == line]
@@ -209,6 +239,7 @@ def run(
     bindings=(),
     collectors=2,
     learners=1,
+    replay_servers=1,
     seed=0,
     bound=1800.0,
 ):
@@ -222,6 +253,7 @@ def run(
       bindings: Gin bindings.
       collectors: How many play.
       learners: Workers of the learner, of which the last is hurt.
+      replay_servers: How many share the replay buffer; the last is hurt.
       seed: Of the run.
       bound: Seconds for all of it.
     """
@@ -229,6 +261,7 @@ def run(
     flags = (
         f"--collectors={collectors}",
         f"--learners={learners}",
+        f"--replay_servers={replay_servers}",
         f"--seed={seed}",
         f"--max_restarts={len(waits) + 3}",
     )
@@ -282,7 +315,11 @@ def main():
     parser.add_argument("--learners", type=int, default=1)
     parser.add_argument("--most_seconds", type=float, default=12.0)
     parser.add_argument("--gin_bindings", action="append", default=[])
+    parser.add_argument("--target_return", type=float)
     options = parser.parse_args()
+    target = options.target_return
+    if target is None and not options.gin_bindings:
+        target = TARGETS.get(options.gin_file)
     rng, bad = random.Random(0), 0
     for kind in options.kinds.split(","):
         left, seed = options.times, 0
@@ -301,19 +338,21 @@ def main():
                     seed=seed,
                 )
             left, seed = left - max(outcome.faults, 1), seed + 1
-            good = outcome.code == 0 and not outcome.left
-            bad += not good
+            wrong = problems(outcome, target)
+            bad += bool(wrong)
             row = {
                 "kind": kind,
                 "faults": outcome.faults,
                 "code": outcome.code,
                 "return": outcome.summary.get("eval_return_mean"),
+                "target": target,
                 "env_steps": outcome.summary.get("env_steps"),
                 "left": len(outcome.left),
                 "seconds": round(time.monotonic() - began, 1),
+                "wrong": wrong,
             }
             print(json.dumps(row), flush=True)
-            if not good:
+            if wrong:
                 print(outcome.output, file=sys.stderr, flush=True)
     return bad
 

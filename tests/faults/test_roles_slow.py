@@ -33,7 +33,28 @@ def test_on_policy(tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["collect", "reverb-server", "variable-server", "learn", "launch"])
+def test_one_of_two_replay_servers_is_killed(tmp_path):
+    outcome = roles.run(
+        "reverb-server",
+        [3.0],
+        str(tmp_path / "run"),
+        gin_file=DQN,
+        bindings=["train.total_env_steps = 9_000"],
+        replay_servers=2,
+    )
+    assert not roles.problems(outcome), outcome.output
+    assert "server-1 has ended with exit code 137" in outcome.output
+    assert 9_000 <= outcome.summary["env_steps"] < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("collect", "reverb-server", "variable-server", "learn", "launch"),
+        "stop:variable-server",
+    ],
+)
 def test_off_policy(tmp_path, kind):
     steps = "train.total_env_steps = 9_000"
     outcome = roles.run(kind, [3.0], str(tmp_path / "run"), gin_file=DQN, bindings=[steps])
