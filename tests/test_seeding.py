@@ -27,6 +27,21 @@ DRAWS = {
     "normal": lambda key: seeding.normal(key, [333, 31]),
 }
 
+
+def keys_of(key, rows=33):
+    return seeding.fold_in(key, tf.range(rows))
+
+
+DRAWS_BY_ROW = {
+    "bits": lambda keys: seeding.uniform_bits(keys, [33, 3]),
+    "signed": lambda keys: seeding.uniform_bits(keys, [33], tf.int32),
+    "bits64": lambda keys: seeding.uniform_bits(keys, [33, 3], tf.uint64),
+    "randint": lambda keys: seeding.randint(keys, [33, 3], -5, 17),
+    "uniform": lambda keys: seeding.uniform(keys, [33]),
+    "uniform_symmetric": lambda keys: seeding.uniform(keys, [33, 2, 3], -0.05, 0.05),
+    "normal": lambda keys: seeding.normal(keys, [33, 31]),
+}
+
 GOLDEN = {
     "split": [[1831033679, 1590838977], [-847871925, 912625758]],
     "fold_in": [1513371783, 1744837922],
@@ -114,6 +129,61 @@ class BitsTest(parameterized.TestCase, tf.test.TestCase):
         key = seeding.key(5)
         outside = [seeding.uniform(seeding.fold_in(key, i), [3]) for i in range(4)]
         self.assertAllEqual(loop(key), outside)
+
+
+class RowsTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.named_parameters(DRAWS_BY_ROW.items())
+    def test_eager_graph_and_xla_agree_to_the_bit(self, draw):
+        keys = keys_of(seeding.key(11))
+        eager = draw(keys).numpy()
+        self.assertAllEqual(eager, tf.function(draw)(keys))
+        self.assertAllEqual(eager, tf.function(draw, jit_compile=True)(keys))
+
+    @parameterized.named_parameters(DRAWS_BY_ROW.items())
+    def test_a_row_depends_on_its_key_only(self, draw):
+        keys, others = keys_of(seeding.key(11)), keys_of(seeding.key(12))
+        mixed = tf.where((tf.range(33) % 2 == 0)[:, tf.newaxis], keys, others)
+        rows, mixed_rows = draw(keys).numpy(), draw(mixed).numpy()
+        self.assertAllEqual(mixed_rows[::2], rows[::2])
+        self.assertNotAllEqual(mixed_rows[1::2], rows[1::2])
+        reverse = draw(tf.reverse(keys, [0])).numpy()
+        self.assertAllEqual(reverse[::-1], rows)
+
+    def test_numbers_are_those_of_split_mix_64(self):
+        # Of the seed 1234567: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+        numbers = [
+            *(6457827717110365317, 3203168211198807973, 9817491932198370423),
+            *(4593380528125082431, 16408922859458223821),
+        ]
+        keys = seeding.key(1234567)[tf.newaxis]
+        want = np.array([numbers], np.uint64)
+        self.assertAllEqual(seeding.uniform_bits(keys, [1, 5], tf.uint64), want)
+        self.assertAllEqual(seeding.uniform_bits(keys, [1, 5]), want >> np.uint64(32))
+
+    def test_rows_steps_and_numbers_are_independent(self):
+        keys, steps = keys_of(seeding.key(5), 500), []
+        for _ in range(20):
+            steps.append(seeding.uniform(keys, [500, 4]).numpy())
+            keys = seeding.next_keys(keys)
+        u = np.stack(steps)  # [T, B, N]
+        self.assertLen(np.unique(seeding.uniform_bits(keys, [500, 4], tf.uint64)), 2000)
+        bits = np.unpackbits((u * 2**24).astype(">u4").view(np.uint8)).reshape(-1, 32)[:, 8:]
+        self.assertAllClose(bits.mean(axis=0), np.full([24], 0.5), atol=4 * 0.5 / 200)
+        self.assertAllClose([u.mean(), u.var()], [1 / 2, 1 / 12], atol=6e-3)
+        for axis in range(3):
+            a, b = np.delete(u, 0, axis).ravel(), np.delete(u, -1, axis).ravel()
+            self.assertLess(abs(np.corrcoef(a, b)[0, 1]), 4 / np.sqrt(a.size))
+        self.assertLess(abs(np.corrcoef(u[1:, :-1].ravel(), u[:-1, 1:].ravel())[0, 1]), 0.022)
+
+    def test_each_bit_of_a_key_flips_half_of_the_bits(self):
+        keys = seeding.split(seeding.key(6), 400)
+        numbers = seeding.uniform_bits(keys, [400], tf.uint64).numpy()
+        for word, bit in itertools.product(range(2), range(0, 32, 5)):
+            flip = tf.one_hot(word, 2, on_value=1 << bit, off_value=0, dtype=tf.int32)
+            flipped = tf.bitwise.bitwise_xor(keys, flip)
+            changed = numbers ^ seeding.uniform_bits(flipped, [400], tf.uint64).numpy()
+            share = np.unpackbits(changed.view(np.uint8)).mean()
+            self.assertLess(abs(share - 0.5), 4 * 0.5 / np.sqrt(400 * 64))
 
 
 class KeysTest(parameterized.TestCase, tf.test.TestCase):

@@ -5,6 +5,11 @@ the integers of `tf.random.stateless_uniform` with `alg="philox"`, which are the
 graph and XLA, on every device (its floats are not). They are drawn here by the operations beneath
 it, of which a draw takes 5 instead of 16, and one where XLA has nothing to do with it. Keys are
 never reused: derive children with `split`, `fold_in` or `stream`.
+
+Keys by row, int32 [B, 2], draw by row: `uniform(keys, [B, 3])`. Row i depends on key i only, so an
+environment has the same outcomes in every batch. These draws hash the keys with integer operations:
+they are the numbers of SplitMix64 (Steele, Lea and Flood 2014,
+https://doi.org/10.1145/2660193.2660195) with the key as its seed.
 """
 
 import math
@@ -21,6 +26,9 @@ ALG = "philox"
 _PHILOX = 1  # as the operations call it
 _FOLD = (0x3C6EF372, 0x1BD11BDA)
 _SCRAMBLE = 0x02461E293EC8F720  # the key by which TensorFlow makes key and counter of a seed
+# SplitMix64: the step of its state, and shifts and factors of its mix.
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def key(seed: int | tf.Tensor) -> tf.Tensor:
@@ -127,6 +135,15 @@ def streams(key: tf.Tensor, names: tuple[str, ...] | list[str]) -> dict[str, tf.
     }
 
 
+def next_keys(keys: tf.Tensor) -> tf.Tensor:
+    """Returns the keys of the next step, int32 [B, 2], for draws by row.
+
+    It counts in the high word, since `fold_in` numbers rows in the low one: no two rows and steps
+    have the same key. The draws of adjacent keys are independent.
+    """
+    return keys + tf.constant([0, 1], tf.int32)
+
+
 def uniform(key: tf.Tensor, shape: Any, minval: Any = 0.0, maxval: Any = 1.0) -> tf.Tensor:
     """Draws float32 uniforms from `minval` to `maxval`, the same bits everywhere.
 
@@ -134,8 +151,8 @@ def uniform(key: tf.Tensor, shape: Any, minval: Any = 0.0, maxval: Any = 1.0) ->
     between its kernels and XLA.
 
     Args:
-      key: int32 [2].
-      shape: Shape of the result.
+      key: int32 [2], or keys by row [B, 2].
+      shape: Shape of the result; [B, ...] by row.
       minval: Least value, a number or a tensor that broadcasts.
       maxval: Bound of the values, likewise; reached only by rounding, never in [0, 1).
     """
@@ -161,8 +178,8 @@ def normal(key: tf.Tensor, shape: Any) -> tf.Tensor:
     to the same float32 (none differed in 2 million between eager and XLA).
 
     Args:
-      key: int32 [2].
-      shape: Shape of the result.
+      key: int32 [2], or keys by row [B, 2].
+      shape: Shape of the result; [B, ...] by row.
     """
     return normal_of(uniform_bits(key, shape, tf.int32))
 
@@ -174,8 +191,11 @@ def normal_of(bits: tf.Tensor) -> tf.Tensor:
 
 
 def randint(key: tf.Tensor, shape: Any, minval: Any, maxval: Any) -> tf.Tensor:
-    """Draws int32 uniforms in [minval, maxval)."""
+    """Draws int32 uniforms in [minval, maxval); keys [B, 2] draw by row."""
     minval, maxval = (tf.cast(x, tf.int32) for x in (minval, maxval))
+    if _by_row(key):
+        width = tf.cast(maxval - minval, tf.uint32)
+        return minval + tf.cast(uniform_bits(key, shape) % width, tf.int32)
     if not may_be_xla():
         return tf.raw_ops.StatelessRandomUniformInt(
             shape=_shape(shape), seed=key, minval=minval, maxval=maxval
@@ -187,13 +207,42 @@ def randint(key: tf.Tensor, shape: Any, minval: Any, maxval: Any) -> tf.Tensor:
 
 
 def uniform_bits(key: tf.Tensor, shape: Any, dtype: tf.DType = tf.uint32) -> tf.Tensor:
-    """Draws integers with all bits random; `dtype` is int32, uint32, int64 or uint64."""
+    """Draws integers with all bits random; keys [B, 2] draw by row.
+
+    `dtype` is int32, uint32, int64 or uint64.
+    """
+    if _by_row(key):
+        return _bits_by_row(key, list(shape), dtype)
     if not may_be_xla():
         return tf.raw_ops.StatelessRandomUniformFullInt(shape=_shape(shape), seed=key, dtype=dtype)
     own, counter = _key_and_counter(key)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=_shape(shape), key=own, counter=counter, alg=_PHILOX, dtype=dtype
     )
+
+
+def _by_row(key: tf.Tensor) -> bool:
+    """Whether these are keys by row."""
+    return tf.TensorShape(key.shape).rank == 2
+
+
+def _bits_by_row(keys: tf.Tensor, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    """Draws the numbers 1, 2, ... of SplitMix64 from each row's seed; of 64 bits the high ones."""
+    rows, *rest = shape
+    numbers = np.arange(1, math.prod(rest) + 1, dtype=np.uint64).reshape(rest)
+    seeds = tf.reshape(tf.bitcast(keys, tf.uint64), [rows] + [1] * len(rest))
+    bits = seeds + tf.constant(numbers * np.uint64(_GAMMA))
+    for shift, factor in _MIX:
+        bits = _xor_shifted(bits, shift) * tf.constant(np.uint64(factor))
+    bits = _xor_shifted(bits, 31)
+    if dtype.size == 4:
+        bits = tf.bitwise.right_shift(bits, tf.constant(np.uint64(32)))
+    return tf.cast(bits, dtype)
+
+
+def _xor_shifted(bits: tf.Tensor, shift: int) -> tf.Tensor:
+    shifted = tf.bitwise.right_shift(bits, tf.constant(np.uint64(shift)))
+    return tf.bitwise.bitwise_xor(bits, shifted)
 
 
 def _key_and_counter(key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -18,7 +18,11 @@ from tfrl.workflows import EvolutionWorkflow, evolution
 
 NORMALIZING = functools.partial(PolicyAgent, normalize_obs=True)
 KEY = seeding.key(3)
-
+PLAIN = {"agent": PolicyAgent}
+NORMALIZED = {"agent": NORMALIZING, "obs_statistics": "running"}
+# Most steps go astray by chance; the goal is beside the start.
+WALK = {"start": (3, 9), "goal": (3, 10), "success_prob": 0.4}
+CHANCE = {"task": "tf:FourRooms", "settings": WALK, "limit": 40}
 
 TRACED = []
 
@@ -33,10 +37,10 @@ class TracedAgent(PolicyAgent):
 
 
 def workflow_of(
-    task="tf:CartPole-v1", agent=PolicyAgent, pop_size=8, limit=20, outer_wrappers=(), **options
+    task="tf:CartPole-v1", agent=PolicyAgent, pop_size=8, limit=20, settings=None, **options
 ):
     options = {"compile": "graph", "eval_episodes": 4, "max_episode_steps": limit, **options}
-    env = make_env(task, num_envs=4, outer_wrappers=outer_wrappers)
+    env = make_env(task, num_envs=4, **(settings or {}))
     return EvolutionWorkflow(env, agent, OpenES(pop_size=pop_size), **options)
 
 
@@ -89,30 +93,32 @@ def test_two_copies_below_a_wrapper_start_alike(pop_size, episodes):
         pop_size=pop_size,
         episodes_per_member=episodes,
         common_random_numbers=True,
-        outer_wrappers=[lambda env: RewardScale(env=env, scale=2.0)],
+        settings={"outer_wrappers": [lambda env: RewardScale(env=env, scale=2.0)]},
         limit=5,
     )
     metrics, _ = after(workflow, 1)
     assert metrics["fitness_mean"] == 10.0
 
 
-def test_members_start_alike_where_asked():
-    workflow = workflow_of(common_random_numbers=True, episodes_per_member=3)
+@pytest.mark.parametrize("options", [PLAIN, CHANCE])
+def test_members_play_the_same_episodes_where_asked(options):
+    options = {**options, "episodes_per_member": 3}
+    workflow = workflow_of(**options, common_random_numbers=True)
     state = workflow.setup(0)
     centre = state.agent_state.params["policy"]
     same = tf.nest.map_structure(lambda x: tf.stack([x] * 8), centre)
-    returns = workflow.play(state.agent_state, same, KEY).totals.episode_returns
-    assert_same(returns, tf.stack([returns[0]] * 8))
-    apart = workflow_of(episodes_per_member=3).play(state.agent_state, same, KEY)
-    assert np.ptp(apart.totals.episode_returns.numpy()[:, 0]) > 0
+    lengths = workflow.play(state.agent_state, same, KEY).totals.episode_lengths
+    assert_same(lengths, tf.stack([lengths[0]] * 8))
+    assert len(np.unique(lengths[0])) > 1  # the episodes of a member differ
+    apart = workflow_of(**options).play(state.agent_state, same, KEY)
+    assert np.ptp(apart.totals.episode_lengths.numpy()[:, 0]) > 0
 
 
-@pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
 @pytest.mark.parametrize("parts, pop_size", [(2, 8), (2, 16), (4, 8)])
-@pytest.mark.variants(2)
-def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts, pop_size):
-    options = {"agent": agent, "obs_statistics": statistics, "common_random_numbers": parts == 4}
-    options["pop_size"] = pop_size
+@pytest.mark.parametrize("options", [PLAIN, NORMALIZED, CHANCE])
+@pytest.mark.variants(3)
+def test_any_split_of_the_population_gives_the_same_bits(options, parts, pop_size):
+    options = {**options, "common_random_numbers": parts == 4, "pop_size": pop_size}
     strategy = mirrored(parts)
     metrics, state = after(workflow_of(**options))
     split_metrics, split = after(workflow_of(**options, strategy=strategy))
@@ -120,11 +126,10 @@ def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, part
     assert_same(split, state)
 
 
-@pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
+@pytest.mark.parametrize("options", [CHANCE, NORMALIZED, PLAIN])
 @pytest.mark.variants(1)
-def test_blocks_of_members_change_no_bit(agent, statistics, monkeypatch):
-    options = {"agent": agent, "obs_statistics": statistics, "pop_size": 48}
-    options = {**options, "episodes_per_member": 2, "limit": 10}
+def test_blocks_of_members_change_no_bit(options, monkeypatch):
+    options = {"limit": 10, **options, "pop_size": 48, "episodes_per_member": 2}
     metrics, state = after(workflow_of(**options), 2)
     traces.forget_all()
     monkeypatch.setattr(evolution, "_BLOCK", 16)
@@ -467,7 +472,10 @@ def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
         ({"objectives": "return"}, r"objectives.*sequence of names"),
         ({"evaluator": "mine"}, r"evaluator.*Evaluator, or None, got 'mine'"),
         ({"eval_env": "tf:CartPole-v1"}, r"eval_env.*from tfrl.make_env"),
-        ({"outer_wrappers": [lambda env: RewardNormalize(env=env)]}, r"outer_wrappers.*moments"),
+        (
+            {"settings": {"outer_wrappers": [lambda env: RewardNormalize(env=env)]}},
+            r"outer_wrappers.*moments",
+        ),
     ],
 )
 def test_wrong_use(options, message):

@@ -113,11 +113,9 @@ class Acrobot(Env):
         """The noise of the torque, float32 [B], and the keys of the next step."""
         if keys is None:
             return None, None
-        # One draw for the batch. Rows are reset one by one, each with its key: the sum of all keys
-        # changes with every step and every reset.
-        key = tf.reduce_sum(keys, axis=0)
         high = float(self.torque_noise_max)
-        return seeding.uniform(key, [self.num_envs], -high, high), keys + [1, 0]
+        noise = seeding.uniform(keys, [self.num_envs], -high, high)
+        return noise, seeding.next_keys(keys)
 
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws environment `index` with Gymnasium's renderer, 500 x 500."""

@@ -121,10 +121,9 @@ class DeepSea(Env):
 
     def _chance(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Held-back environments (bool [B]), noise (float32 [B]), and the next step's keys."""
-        # One draw for the batch: the sum of all keys changes with every step and every reset.
-        wind, noise = tf.unstack(seeding.split(tf.reduce_sum(keys, axis=0)))
-        held = seeding.uniform(wind, [self.num_envs]) < 1.0 / self.size
-        return held, seeding.normal(noise, [self.num_envs]), keys + [1, 0]
+        wind, noise = tf.unstack(seeding.uniform_bits(keys, [self.num_envs, 2], tf.int32), axis=1)
+        held = wind < 2**32 // self.size - 2**31  # with probability 1 / size
+        return held, seeding.normal_of(noise), seeding.next_keys(keys)
 
     def _observe(self, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
         # one_hot gives zeros for a cell below the square.

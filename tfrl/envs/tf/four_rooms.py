@@ -156,11 +156,11 @@ class FourRooms(Env):
 
     def _turn(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The move's deviation in quarter turns, int32 [B], and the next step's keys."""
-        # One draw for the batch: the sum of all keys changes with every step and every reset.
-        u = seeding.uniform(tf.reduce_sum(keys, axis=0), [self.num_envs, 1])
+        u = seeding.uniform(keys, [self.num_envs, 1])
         third = (1.0 - self.success_prob) / 3
         above = np.array([self.success_prob + k * third for k in range(3)], np.float32)
-        return tf.reduce_sum(tf.cast(u >= above, tf.int32), axis=-1), keys + [1, 0]
+        turn = tf.reduce_sum(tf.cast(u >= above, tf.int32), axis=-1)
+        return turn, seeding.next_keys(keys)
 
     def _observe(self, cell: tf.Tensor, goal: tf.Tensor) -> tf.Tensor:
         if not self.image:

@@ -72,11 +72,10 @@ class Masked(Env):
         game, action = state.env_state, tf.cast(action, tf.int32)
         invalid = ~tf.reduce_any(game["mask"] & self._one_hot(action), axis=-1)
         won = tf.cast(tf.equal(action, game["right"]), tf.float32)
-        # One draw for the batch: the sum of all keys changes with every step and every reset.
-        drawn = self._draw(tf.reduce_sum(game["key"], axis=0))
+        drawn = self._draw(game["key"])
         # After the end, steps do not count and the time stays.
         t = tf.minimum(game["t"] + 1, self.length)
-        new = {"t": t, "key": game["key"] + [1, 0], **drawn}
+        new = {"t": t, "key": seeding.next_keys(game["key"]), **drawn}
         return EnvState(
             env_state=new,
             obs=self._observe(new),
@@ -87,7 +86,11 @@ class Masked(Env):
         )
 
     def _draw(self, key: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Draws mask (bool [B, A]), sign (int32 [B], -1 or 1) and right action (int32 [B])."""
+        """Draws mask (bool [B, A]), sign (int32 [B], -1 or 1) and right action (int32 [B]).
+
+        Args:
+          key: int32 [2], or [B, 2] by row.
+        """
         bits = seeding.uniform_bits(key, [self.num_envs, self.num_valid + 1], tf.int32)
         up = bits[:, 0] >= 0
         # Floyd's sampling: draw j of k is one of the first A - k + j + 1 actions, or the last of

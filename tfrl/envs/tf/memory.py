@@ -84,10 +84,8 @@ class Memory(Env):
         new: dict[str, Any] = {"cue": game["cue"], "t": game["t"] + 1}
         shown = tf.fill([self.num_envs], -1)  # one_hot of -1 is zeros
         if self.distractors:
-            # One draw for the batch: the sum of all keys changes with every step and every reset.
-            key = tf.reduce_sum(game["key"], axis=0)
-            shown = seeding.randint(key, [self.num_envs], 0, self.num_cues)
-            new["key"] = game["key"] + [1, 0]
+            shown = seeding.randint(game["key"], [self.num_envs], 0, self.num_cues)
+            new["key"] = seeding.next_keys(game["key"])
         shown = tf.where(new["t"] > self.delay, self.num_cues + 1, shown)
         return EnvState(
             env_state=new,

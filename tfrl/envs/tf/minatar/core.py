@@ -184,13 +184,12 @@ class MinAtar(Env):
     def step(self, state: EnvState, action: tf.Tensor) -> EnvState:
         """Plays one frame; `action` is an integer [B]."""
         before: MinAtarState = state.env_state
-        # One draw for the batch. Rows are reset one by one, each with its key: the sum of all keys
-        # changes with every step and every reset.
-        draws = self._uniform(tf.reduce_sum(before.key, axis=0), 1 + self.num_draws)
+        draws = self._uniform(before.key, 1 + self.num_draws)
         action = self._sticky(tf.cast(action, tf.int32), before.last_action, draws[:, 0])
         game, reward, over = self.play(before.game, action, draws[:, 1:])
+        key = seeding.next_keys(before.key)
         return EnvState(
-            env_state=MinAtarState(game=game, last_action=action, key=before.key + [1, 0]),
+            env_state=MinAtarState(game=game, last_action=action, key=key),
             obs=self.observe(game),
             reward=tf.cast(reward, tf.float32),
             termination=over,
