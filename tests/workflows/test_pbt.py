@@ -21,6 +21,7 @@ TRACED = []
 LR = Hyperparameter(path="learning_rate", low=1e-4, high=1e-1)
 CLIP = Hyperparameter(path="extra/clip", low=0.05, high=0.5, scale="linear")
 DISCOUNT = Hyperparameter(path="extra/discount", low=0.9, high=0.999, scale="one_minus")
+ENTROPY = Hyperparameter(path="extra/entropy_coef", low=1e-3, high=1.0)
 
 
 @struct.logic_dataclass
@@ -32,8 +33,8 @@ class TracedPPO(PPO):
         return super().loss(*args, **kwargs)
 
 
-def member(agent=TracedPPO, task="tf:CartPole-v1", lr=1e-3):
-    settings = {"hidden": (4,), "hyperparameters": ("clip", "discount")}
+def member(agent=TracedPPO, task="tf:CartPole-v1", lr=1e-3, names=("clip", "discount")):
+    settings = {"hidden": (4,), "hyperparameters": names}
     return OnPolicyWorkflow(
         env=make_env(task, num_envs=4),
         agent=functools.partial(agent, normalize_obs=True, **settings),
@@ -105,13 +106,33 @@ def test_a_copy_has_its_parents_fitness_until_an_episode_of_its_own_has_ended():
     """Else the fitness of the weights that it has lost would have it replaced again and again."""
     # Episodes of 200 steps, of which a round has 48.
     workflow = pbt(workflow=member(task="tf:Pendulum-v1"), num_members=4, iterations_per_round=6)
-    state = workflow.advance(workflow.setup(0), 8).state
-    lineage = struct.slice(state.opt_state.lineage, 0, 8)
+    done = workflow.advance(workflow.setup(0), 8)
+    assert not any(row["nonfinite_members"] for row in done.rows)  # only no fitness yet
+    lineage = struct.slice(done.state.opt_state.lineage, 0, 8)
     fitness, parents = lineage.fitness.numpy(), lineage.parents.numpy()
     assert np.isfinite(fitness).all(axis=1).tolist() == [False] * 4 + [True] * 4
     assert (parents[4:7] != np.arange(4)).any()
     for t in range(4, 7):  # until the next episodes end
         np.testing.assert_array_equal(fitness[t + 1], fitness[t][parents[t]])
+
+
+def test_a_coefficient_in_place_of_its_schedule_is_searched():
+    single = member(names=("entropy_coef",))
+    workflow = pbt(
+        (ENTROPY,), workflow=single, exploit=all_follow_the_last, explore=Perturb(factor=1.5)
+    )
+    state = workflow.setup(0)
+    (drawn,) = workflow._values(state.opt_state.members)
+    assert len(set(drawn.numpy())) == 3
+    equal = struct.stack([struct.take(state.opt_state.members, 0)] * 3)  # but for the coefficient
+    trained = workflow.train(workflow._with_values(equal, [drawn]), 1)
+    np.testing.assert_array_equal(workflow._values(trained)[0], drawn)
+    kernels = tf.nest.flatten(trained.agent_state.params)[0].numpy()
+    assert all(np.any(kernels[i] != kernels[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    _, state = workflow.step(state)
+    (explored,) = workflow._values(state.opt_state.members)
+    moves = np.abs(np.log(explored / drawn[2]))
+    np.testing.assert_allclose(moves, [np.log(1.5), np.log(1.5), 0.0], atol=1e-4)
 
 
 def test_it_is_traced_once():
@@ -140,6 +161,7 @@ def test_a_run_goes_on_to_the_bit(tmp_path):
 def test_the_lineage_is_recorded_and_drawn(tmp_path):
     workflow = pbt(exploit=all_follow_the_last, max_rounds_recorded=3)
     state = workflow.setup(0)
+    assert workflow.write_pictures(state, tmp_path) == {}  # no round yet
     values = [struct.stack(workflow._values(state.opt_state.members))]
     for _ in range(4):
         row, state = workflow.step(state)
@@ -167,15 +189,19 @@ def test_the_best_member_is_what_the_run_shows(fitness):
     assert workflow.evaluate(state)[0]["eval_episodes"] == 2
 
 
-def test_searches_are_members_too():
+def search():
     settings = {"pop_size": 4, "hyperparameters": ("learning_rate", "noise_std")}
-    single = EvolutionWorkflow(
+    return EvolutionWorkflow(
         make_env("tf:CartPole-v1", num_envs=2),
         optimizer=OpenES(**settings),
         max_episode_steps=20,
         eval_episodes=2,
         compile="graph",
     )
+
+
+def test_searches_are_members_too():
+    single = search()
     noise = Hyperparameter(path="settings/noise_std", low=1e-2, high=1.0)
     workflow = pbt((LR, noise), workflow=single, exploit=all_follow_the_last)
     state = workflow.advance(workflow.setup(0), 2).state
@@ -202,6 +228,24 @@ def test_who_takes_over_whom_where_fitness_is_not_known():
     np.testing.assert_array_equal(state.opt_state.lineage.parents[:2], [[0, 1, 2], [0, 2, 2]])
 
 
+class OneBreaks(PBTWorkflow):
+    """The returns of the second member are not finite."""
+
+    def fitness(self, members, key):
+        broken = tf.range(self.num_members) == 1
+        return tf.where(broken, np.nan, super().fitness(members, key))
+
+
+def test_a_member_whose_returns_are_not_finite_is_counted_and_warned_of(capsys):
+    workflow = OneBreaks(member(), (LR,), 3, compile="graph", iterations_per_round=8)
+    row, state = workflow.step(workflow.setup(0))
+    assert row["lost_members"] == row["nonfinite_members"] == 1
+    workflow.learn(state, total_env_steps=3_000, progress=False)
+    said = capsys.readouterr().out
+    assert said.count("Warning") == 1  # one warning for three rounds
+    assert said.startswith("Warning: members with non-finite fitness at 1,536 env steps: 1 of 3.")
+
+
 PRIORITIZED = functools.partial(InGraphReplay, capacity=64, kind="prioritized")
 
 
@@ -214,6 +258,13 @@ def off_policy(env_id="tf:Pendulum-v1", **options):
         **options,
     }
     return OffPolicyWorkflow(make_env(env_id, num_envs=1), **options)
+
+
+OF_DQN = {"env_id": "tf:CartPole-v1", "agent": functools.partial(DQN, hidden=(4,))}
+
+
+def linear(path, low):
+    return Hyperparameter(path=path, low=low, high=1.0, scale="linear")
 
 
 @pytest.mark.slow
@@ -308,6 +359,22 @@ def test_members_are_compiled_as_one_program_that_several_cores_run():
         (
             lambda: pbt((Hyperparameter(path="extra/discount", low=0.9, high=3.0),)).setup(0),
             "extra/discount.*high.*at most 1",
+        ),
+        (
+            lambda: pbt((linear("settings/noise_std", 0.0),), workflow=search()).setup(0),
+            "settings/noise_std': low: expected a number above 0, got 0.0",
+        ),
+        (
+            lambda: pbt((linear("learning_rate", -0.1),)).setup(0),
+            "'learning_rate': low: expected a number above 0, got -0.1",
+        ),
+        (
+            lambda: pbt((ENTROPY,)).setup(0),
+            r"entropy_coef, which TracedPPO sets.*TracedPPO\(hyperparameters=\('entropy_coef',\)\)",
+        ),
+        (
+            lambda: pbt((linear("extra/epsilon", 0.1),), workflow=off_policy(**OF_DQN)).setup(0),
+            "extra/epsilon, which DQN sets.*one of DQN.hyperparameters: discount, tau",
         ),
         (
             lambda: pbt((Hyperparameter(path="batch_size", low=8.0, high=64.0),)).setup(0),

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
+from tfrl.agents.core import Agent
 from tfrl.checks import Bound
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
@@ -28,6 +29,8 @@ from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
 
 FITNESS = ("training", "evaluation")
+# Bounds of the settings that belong to no agent.
+_BOUNDS = {name: Bound(0, closed=False) for name in ("learning_rate", "noise_std")}
 
 
 @struct.dataclass
@@ -160,12 +163,15 @@ class PBTWorkflow(Workflow):
 
     def _check_paths(self, members: State) -> None:
         """Raises a UserError for a hyperparameter without leaves that are its own to set."""
-        bounds: Mapping[str, Bound] = getattr(self.agent, "bounds", dict)()
+        bounds: dict[str, Bound] = {**_BOUNDS, **getattr(self.agent, "bounds", dict)()}
+        remedy = "Pass a range of values that the setting may have."
+        scheduled = self._scheduled(members)
         set_by: dict[str, str] = {}
         for h in self.hyperparameters:
+            bound = bounds.get(h.path.rpartition("/")[2], Bound())
             for end in ("low", "high"):
-                bound = bounds.get(h.path.rpartition("/")[2], Bound())
-                checks.number(f"Hyperparameter {h.path!r}: {end}", getattr(h, end), *bound)
+                name = f"Hyperparameter {h.path!r}: {end}"
+                checks.number(name, getattr(h, end), *bound, remedy=remedy)
             leaves = self._leaves_of(members, h)
             wrong = [p for p, x in leaves.items() if not _is_setting(p, x)]
             if not leaves or wrong:
@@ -193,6 +199,26 @@ class PBTWorkflow(Workflow):
                 )
             set_by.update(dict.fromkeys(leaves, h.path))
             self._check_constant(h, leaves)
+            for path in filter(scheduled.get, leaves):
+                raise _set_in_updates(h, path, scheduled[path])
+
+    def _scheduled(self, members: State) -> dict[str, Agent]:
+        """Returns `{path: agent}` of the leaves that an agent sets in every update."""
+        agents = {"agent_state": (self.agent, members.agent_state)}
+        if hasattr(self.agent, "modules"):
+            agents = {
+                f"agent_state/{m}": (agent, members.agent_state[m])
+                for m, agent in self.agent.modules.items()
+            }
+        found = {}
+        for prefix, (agent, states) in agents.items():
+            before = struct.take(states, 0)
+            after = agent.before_update(before, tf.constant(0, tf.int64))
+            pairs = zip(struct.paths(before).items(), tf.nest.flatten(after), strict=True)
+            found.update(
+                {f"{prefix}/{path}": agent for (path, old), new in pairs if new is not old}
+            )
+        return found
 
     def _check_constant(self, h: Hyperparameter, leaves: Iterable[str]) -> None:
         """Raises a UserError for a learning rate that a schedule sets in every learner step."""
@@ -252,12 +278,14 @@ class PBTWorkflow(Workflow):
         values = self._values(members)
         # Members have no fitness before their first episode has ended.
         known = tf.reduce_any(tf.math.is_finite(fitness))
+        broken = ~tf.math.is_finite(fitness) & (members.metrics.episodes > 0)
         own_place = tf.range(self.num_members)
         parents = tf.where(known, self.exploit(ranked, keys["exploit"]), own_place)
         lineage = own.lineage.noted(state.metrics.iterations, parents, fitness, values)
         members, velocity = self.take_over(members, own.velocity, parents, keys["explore"])
         metrics = {
             **metrics,
+            "nonfinite_members": tf.reduce_sum(tf.cast(broken, tf.float32)),
             "taken_over": tf.reduce_sum(tf.cast(parents != own_place, tf.float32)),
             "episode_return": ranked[best],
             **{
@@ -375,6 +403,16 @@ class PBTWorkflow(Workflow):
 
     # Looking at a run.
 
+    def warning_of(self, row: Mapping[str, Any]) -> str | None:
+        """Returns a warning about members whose episodes have no finite return, or None."""
+        number = row["nonfinite_members"]
+        if not number:
+            return None
+        return (
+            f"members with non-finite fitness at {int(row['env_steps']):,} env steps: {number:.0f} "
+            f"of {self.num_members}. They rank last; the metric nonfinite_members counts them."
+        )
+
     @property
     def screen_metrics(self) -> tuple[str, ...]:
         """The metrics that the progress line shows beside the best member's return."""
@@ -385,10 +423,10 @@ class PBTWorkflow(Workflow):
         return f"PBT of {self.num_members}: {self.workflow.describe()}"
 
     def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
-        """Plots the lineage to `lineage.png`, if matplotlib is installed."""
-        if importlib.util.find_spec("matplotlib") is None:
-            return {}
+        """Plots the lineage to `lineage.png`, after a round and if matplotlib is installed."""
         rounds = min(int(state.metrics.iterations), self.max_rounds_recorded)
+        if not rounds or importlib.util.find_spec("matplotlib") is None:
+            return {}
         names = [h.path for h in self.hyperparameters]
         logs = [h.scale == "log" for h in self.hyperparameters]
         path = folder / "lineage.png"
@@ -408,6 +446,23 @@ def _checked(hyperparameters: Sequence[Hyperparameter]) -> tuple[Hyperparameter,
             remedy="Pass for example [Hyperparameter(path='learning_rate', low=1e-5, high=1e-2)].",
         )
     return tuple(given)
+
+
+def _set_in_updates(h: Hyperparameter, path: str, agent: Any) -> UserError:
+    """Returns the error for a leaf that an agent sets in every update."""
+    owner, name = type(agent).__name__, path.rpartition("/")[2]
+    settings = getattr(agent, "in_state", ())
+    remedy = f"Choose one of {owner}.hyperparameters: {', '.join(settings) or 'none'}."
+    if name in settings:
+        remedy = (
+            f"Pass {owner}(hyperparameters=({name!r},)), so that the leaf replaces the schedule."
+        )
+    return UserError(
+        f"Hyperparameter {h.path!r}",
+        expected="a leaf that only the population sets",
+        got=f"{path}, which {owner} sets in every update from its schedule",
+        remedy=remedy,
+    )
 
 
 def _is_setting(path: str, leaf: tf.Tensor) -> bool:
