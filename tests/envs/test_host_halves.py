@@ -9,7 +9,7 @@ from tests.envs.host_backends import Scripted
 from tests.rollout.test_host import Always, Counting
 from tfrl import seeding
 from tfrl.agents import PPO
-from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_env import HostEnv, row_seeds
 from tfrl.envs.host_halves import Halves, buffered
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
 from tfrl.errors import UserError
@@ -76,7 +76,7 @@ class HalvesTest(parameterized.TestCase):
 
     def test_seeds_are_those_of_one_batch(self):
         env, whole = halves()[0], HostEnv(Scripted((1, 1, 1, 1)), "SAME_STEP")
-        env.reset(5)
+        env.begin(row_seeds(5, 4))
         whole.reset(5)
         seeds = [s for part in env.parts for s in part.backend.seeds[-1]]
         self.assertEqual(seeds, whole.backend.seeds[-1])
@@ -109,6 +109,14 @@ class HalvesTest(parameterized.TestCase):
         self.assertNotIsInstance(env.copy(3), Halves)
         env.close()
         self.assertEqual([part.backend.closed for part in env.parts], [1, 1])
+
+    def test_where_failures_are_tolerated_it_is_one_batch(self):
+        env, _ = halves()
+        env.wrapped([lambda env: RewardScale(env=env, scale=0.5)])
+        one = env.tolerant()
+        self.assertNotIsInstance(one, Halves)
+        self.assertEqual((one.num_envs, len(one.rewards)), (4, 1))
+        self.assertEqual(one.rewards[0].pay(*np.ones((3, 1))), env.rewards[0].pay(*np.ones((3, 1))))
 
     def test_statistics_of_rewards_are_kept(self):
         env, _ = halves()

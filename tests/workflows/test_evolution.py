@@ -364,6 +364,17 @@ def test_members_take_turns_on_the_host(statistics):
     workflow.close()
 
 
+@pytest.mark.parametrize("settings", [{"double_buffer": True}, {"max_wait_time": 0.01}])
+def test_environments_in_parts_play_as_one_batch(settings):
+    task, rows = "gymnasium:CartPole-v1", []
+    for own in ({}, {"vectorization": "async", **settings}):
+        workflow = workflow_of(task, pop_size=4, settings=own)
+        row, state = after(workflow)
+        rows.append((row, workflow.evaluate(state)[0]["eval_return_mean"]))
+        workflow.close()
+    assert_same(*rows)
+
+
 def test_on_the_host_a_run_goes_on_to_the_bit(tmp_path):
     workflow = workflow_of("gymnasium:CartPole-v1", pop_size=4)
     _, state = after(workflow, 2)

@@ -159,7 +159,7 @@ class _Player:
         env, played = self.env, []
         contract = Contract(env, _tensors(state), tf.zeros([2], tf.int32), stochastic=False)
         # Reward wrappers lie outside the statistics, which have the task's rewards.
-        contract.counts_reward = not env._rewards
+        contract.counts_reward = not env.rewards
         until = time.monotonic() + seconds
         last_obs = LastObs()
         for t in range(1, steps + 1):

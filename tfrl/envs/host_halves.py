@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.envs.core import Autoreset
-from tfrl.envs.host_env import HostEnv, Wrapping, row_seeds
+from tfrl.envs.host_env import HostEnv, Wrapping
+from tfrl.envs.host_rewards import HostReward
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
@@ -62,6 +63,19 @@ class Halves(HostEnv):
             part.wrapped(wrappers)
         return self
 
+    @property
+    def rewards(self) -> tuple[HostReward, ...]:
+        """The maps of the rewards, from the innermost on; equal in all parts."""
+        return self.parts[0].rewards
+
+    def tolerant(self) -> HostEnv:
+        """Returns new environments in one batch, with tolerated failures; see `HostEnv.tolerant`.
+
+        One batch, since the members of a population act together.
+        """
+        with self.parts[0].tolerant() as part:
+            return part.copy(self.num_envs)
+
     def with_task_rewards(self) -> HostEnv:
         """Returns these environments, or copies with the task's rewards."""
         plain = [part.with_task_rewards() for part in self.parts]
@@ -72,10 +86,10 @@ class Halves(HostEnv):
         """The same structure with other parts."""
         return Halves(*parts)
 
-    def reset(self, key: Any) -> EnvState:
-        """Starts an episode in every environment, with the seeds of a single batch."""
-        seeds = np.split(row_seeds(key, self.num_envs), len(self.parts))
-        return join([part.begin(own) for part, own in zip(self.parts, seeds, strict=True)])
+    def begin(self, seeds: np.ndarray) -> EnvState:
+        """Starts an episode in every environment with its seed, int64 `[B]`."""
+        own_seeds = np.split(seeds, len(self.parts))
+        return join([part.begin(own) for part, own in zip(self.parts, own_seeds, strict=True)])
 
     def send(self, state: EnvState, action: Nest) -> None:
         """Starts a step in all parts."""
