@@ -15,6 +15,7 @@ from tfrl import make_env, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution import GA, NSGA2, MAPElites, OpenES
 from tfrl.evolution.episodes import in_one_column
+from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.workflows import ERLWorkflow
 
@@ -98,6 +99,13 @@ def test_the_buffer_holds_the_episodes_of_members_and_agent(task, agent, limit):
     for name in ("obs", "action", "reward", "next_obs"):
         wanted = getattr(column, name).numpy()[rows, 0]
         np.testing.assert_allclose(getattr(items, name), wanted, rtol=1e-5, atol=1e-6)
+    returns = np.sum(np.where(episodes.trajectory.valid, episodes.trajectory.reward, 0.0), axis=0)
+    fitness = returns[:8].reshape(4, 2).mean(axis=1)  # two episodes of each member
+    found = [row[f"fitness_{name}"] for name in ("best", "mean", "std")]
+    np.testing.assert_allclose(found, [fitness.max(), fitness.mean(), fitness.std()], rtol=1e-4)
+    np.testing.assert_allclose(row["agent_return"], returns[8:].mean(), rtol=1e-4)
+    best = struct.take(population, int(np.argmax(fitness)))
+    tf.nest.map_structure(np.testing.assert_allclose, state.opt_state.best, best)
     ends = column.termination.numpy()[rows, 0]
     np.testing.assert_allclose(items.discount, np.where(ends, 0.0, 0.99), rtol=1e-6)
     if task == "tf:CartPole-v1":  # the agent's episodes explore, and end at different steps
@@ -115,8 +123,9 @@ def test_members_start_alike_where_asked(task):
     assert len(np.unique(starts, axis=0)) == 3  # two of the members, one of the agent
 
 
-def test_members_act_as_their_parameters_say():
-    workflow = workflow_of()
+@pytest.mark.parametrize("task", ["tf:Pendulum-v1", "gymnasium:Pendulum-v1"])
+def test_members_act_as_their_parameters_say(task):
+    workflow = workflow_of(task, num_envs=3)
     state = workflow.setup(0)
     population, _ = workflow.injection.ask(state.opt_state.search, workflow._actors(state))
     episodes = workflow.play(state, population, seeding.key(1))
@@ -130,6 +139,7 @@ def test_members_act_as_their_parameters_say():
         workflow.agent_state(state), episodes.trajectory.obs[:, 4], seeding.key(0)
     )
     assert np.abs(explored.action - episodes.trajectory.action[:, 4]).max() > 0.05
+    workflow.close()
 
 
 @pytest.mark.parametrize("ratio, start", [(0.3, 37), (2.5, 0), (1.0, 20)])
@@ -202,6 +212,26 @@ def test_a_member_is_trained_as_an_actor_alone():
     for x, g, now in zip(*map(tf.nest.flatten, (first, gradients, trained)), strict=True):
         step = 3e-4 * g / (tf.abs(g) + 1e-8)  # Adam's first step
         np.testing.assert_allclose(now[0], x - step, rtol=1e-4, atol=1e-7)
+
+
+def test_a_generation_of_cem_rl_plays_the_trained_members():
+    workflow = workflow_of(**CEM_RL, learner_config=ModuleConfig(lr=1e-2))
+    _, state = after(workflow, 1)
+    keys = seeding.streams(seeding.fold_in(state.key, 1), ("train", "play"))
+    copy = workflow.snapshot(state)
+    population, _ = workflow.optimizer.ask(copy.opt_state.search)
+    steps = tf.constant(40, tf.int64)
+    _, trained = workflow.train_offspring(copy, population, keys["train"], steps)
+    by_hand, untrained = (
+        in_one_column(workflow.play(copy, members, keys["play"]).trajectory).action
+        for members in (trained, population)
+    )
+    row, state = workflow.step(state)
+    assert row["updates"] == 20
+    played = stored(workflow, state).action[40:]
+    np.testing.assert_allclose(played, by_hand[:, 0], atol=1e-3)
+    change = np.abs(played - untrained[:, 0]).reshape(4, 10).max(axis=1)
+    assert np.all(change[:2] > 0.01) and np.all(change[2:] < 1e-3)  # half of them are trained
 
 
 def test_the_agent_of_cem_rl_stands_for_the_centre():
@@ -363,6 +393,14 @@ def test_environments_in_halves_play_as_one_batch():
         workflow.close()
         env.close()
     np.testing.assert_allclose(*rows, rtol=1e-3)
+
+
+def test_the_progress_line_shows_best_mean_centre_and_spread(capsys):
+    workflow = workflow_of(iterations_per_call=1)
+    workflow.learn(workflow.setup(0), total_env_steps=150, eval_interval=100)
+    line = capsys.readouterr().err.splitlines()[-1]  # of the third generation
+    names = ("return", "eval", "fitness_best", "fitness_mean", "fitness_std")
+    assert [f" {name}=" in line for name in (*names, "eval_centre_return_mean")] == [True] * 6
 
 
 def test_a_run_folder(tmp_path):

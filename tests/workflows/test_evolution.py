@@ -86,6 +86,29 @@ def test_each_member_plays_by_its_own_parameters(agent, group, common):
         )
 
 
+@pytest.mark.parametrize("common", [True, False])
+def test_each_member_plays_by_its_own_parameters_on_the_host(common):
+    task, options = "gymnasium:Pendulum-v1", {"common_random_numbers": common}
+    env = make_env(task, num_envs=3)  # the eight episodes take three rounds
+    search = OpenES(pop_size=4, noise_std_schedule=1.0)
+    options = {"episodes_per_member": 2, "max_episode_steps": 20, **options}
+    workflow = EvolutionWorkflow(env, optimizer=search, **options)
+    state = workflow.setup(0)
+    population, _ = search.ask(state.opt_state.search)
+    played = workflow.play(state.agent_state, population, KEY).totals.episode_returns
+    seeds = workflow._seeds(seeding.split(KEY, 2)[0])
+    with make_env(task, num_envs=2) as one:
+        for member in range(4):
+            params = {"policy": struct.take(population, member)}
+            agent_state = state.agent_state.replace(params=params)
+            start = one.begin(seeds[member])
+            totals, _ = fast_eval_rollout_episode(one, workflow.agent, start, agent_state, KEY, 20)
+            np.testing.assert_allclose(played[member], totals.episode_returns, rtol=1e-4)
+    assert len(np.unique(np.round(played, 2))) == 8
+    workflow.close()
+    env.close()
+
+
 @pytest.mark.parametrize("pop_size, episodes", [(4, 2), (2, 1)])
 def test_two_copies_below_a_wrapper_start_alike(pop_size, episodes):
     """The key of the autoreset layer has two numbers, as many as there are environments."""
@@ -187,6 +210,14 @@ def test_the_centre_and_the_best_are_evaluated():
     assert int(later.metrics.evaluations) == 1
     assert metrics["fitness_best"] >= metrics["fitness_mean"] >= 0
     assert_same(state.agent_state.params["policy"], state.opt_state.search.params)
+
+
+def test_the_progress_line_shows_best_mean_centre_and_spread(capsys):
+    workflow = workflow_of(limit=5, iterations_per_call=1)
+    workflow.learn(workflow.setup(0), total_env_steps=120, eval_interval=80)
+    line = capsys.readouterr().err.splitlines()[-1]  # of the third generation
+    assert "return=5 " in line and "eval=5 " in line  # mean and centre
+    assert "fitness_best=5 fitness_std=0" in line
 
 
 def test_statistics_of_observations():

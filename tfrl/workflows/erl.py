@@ -767,8 +767,8 @@ class ERLWorkflow(Workflow):
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:
-        """The metrics that the progress line shows beside the mean fitness."""
-        return ("fitness_best", "fitness_std")
+        """The metrics of the progress line, beside the returns of the agents."""
+        return ("fitness_best", "fitness_mean", "fitness_std", "eval_centre_return_mean")
 
     def describe(self) -> str:
         """Returns a short description: agents, search, task."""

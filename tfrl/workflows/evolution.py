@@ -486,7 +486,7 @@ class EvolutionWorkflow(Workflow):
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:
-        """The metrics that the progress line shows beside the mean fitness."""
+        """The metrics of the progress line, beside the mean fitness and the centre's return."""
         return ("fitness_best", "fitness_std")
 
     def describe(self) -> str:

@@ -106,7 +106,7 @@ class TrainingLoop:
         self._phases = 0
         self._evaluations = 0
         self._done = 0
-        self._last_eval: float | None = None
+        self._evaluated: dict[str, float] = {}  # metrics of the last evaluation
         self._warned = False
 
     # Set-up of files.
@@ -313,9 +313,9 @@ class TrainingLoop:
         if self.progress is None:
             return
         figures = {"return_": row.get("episode_return"), "length": row.get("episode_length")}
-        figures["eval"] = self._last_eval
+        figures["eval"] = self._evaluated.get(_EVAL_RETURN)
         for name in self.workflow.screen_metrics:
-            figures[name.rpartition("/")[2]] = row.get(name)
+            figures[name.rpartition("/")[2]] = row.get(name, self._evaluated.get(name))
         known = {k: v for k, v in figures.items() if v is not None and math.isfinite(v)}
         self.progress.update(int(row["env_steps"]), compiled=compiled, **known)
 
@@ -329,15 +329,15 @@ class TrainingLoop:
         metrics, state = self.workflow.evaluate(state)
         rows[-1].update(metrics)
         rows[-1]["time/evaluation"] = time.monotonic() - start
-        self._last_eval = float(metrics[_EVAL_RETURN])
+        self._evaluated, evaluated = metrics, float(metrics[_EVAL_RETURN])
         self._evaluations += 1
         self._show(rows[-1], compiled=self._evaluations == 1)
         event = Event(env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow)
         self._note(self.callbacks.on_evaluate(event), "callback")
         target = self.options.target_return
-        if target is not None and self._last_eval >= target:
+        if target is not None and evaluated >= target:
             self._note(STOP, "target_return")
-        return state, self._last_eval
+        return state, evaluated
 
     def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video if due."""
