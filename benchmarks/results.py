@@ -169,8 +169,24 @@ def _target(claim: Claim) -> str:
     return "" if claim.target is None else f"{'<=' if claim.at_most else '>='} {claim.target:g}"
 
 
-def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
-    """Renders the records below `root` as Markdown: the table, the missing runs, the commands."""
+def without_claims() -> list[str]:
+    """Returns the shipped gin files of trainings that no claim has."""
+    from tfrl.launch import gin_files
+
+    folder, claimed = gin_files.package_gin_dir(), {claim.gin_file for claim in CLAIMS}
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*.gin"))]
+    trainings = [n for n in names if not n.endswith("base.gin") and not n.startswith("tune/")]
+    return [name for name in trainings if name not in claimed]
+
+
+def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS, others: Sequence[str] = ()) -> str:
+    """Renders the records below `root` as Markdown: the table, the missing runs, the commands.
+
+    Args:
+      root: The folder of the records.
+      claims: What the table has.
+      others: More gin files to list as missing.
+    """
     found = {claim: read_records(root, claim) for claim in claims}
     done = {claim: figures(claim, records) for claim, records in found.items() if records}
     lines = [
@@ -190,8 +206,9 @@ def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
         )
     lines += [""] + [f"- {_title(claim)}: {claim.note}." for claim in done if claim.note]
     missing = [_title(claim) for claim in claims if claim not in done]
+    missing += [f"`{name}`" for name in others]
     if missing:
-        lines += ["", f"Not run yet: {'; '.join(missing)}."]
+        lines += ["", f"Not run yet for this table: {'; '.join(missing)}."]
     lines += ["", "One run each, `S` being the seed:", "", "```bash"]
     lines += [f"python bin/train.py {shlex.join(arguments(claim, 'S'))}" for claim in done]
     return "\n".join([*lines, "```"])
@@ -298,7 +315,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if records := read_records(root, claim):
             measure.emit(benchmark="results", **figures(claim, records))
     if args.write_docs:
-        write_page(PAGE, f"{shown(root, CLAIMS, 'results/')}\n\n{table(root)}")
+        write_page(
+            PAGE, f"{shown(root, CLAIMS, 'results/')}\n\n{table(root, others=without_claims())}"
+        )
     if own:
         print(write_report(root, claims), file=sys.stderr)
 
