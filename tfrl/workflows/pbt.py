@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.agents.core import Agent
 from tfrl.checks import Bound
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
@@ -202,23 +201,23 @@ class PBTWorkflow(Workflow):
             for path in filter(scheduled.get, leaves):
                 raise _set_in_updates(h, path, scheduled[path])
 
-    def _scheduled(self, members: State) -> dict[str, Agent]:
+    def _scheduled(self, members: State) -> dict[str, Any]:
         """Returns `{path: agent}` of the leaves that an agent sets in every update."""
-        agents = {"agent_state": (self.agent, members.agent_state)}
-        if hasattr(self.agent, "modules"):
+        agent_of_all: Any = self.agent
+        agents = {"agent_state": (agent_of_all, members.agent_state)}
+        if hasattr(agent_of_all, "modules"):
             agents = {
                 f"agent_state/{m}": (agent, members.agent_state[m])
-                for m, agent in self.agent.modules.items()
+                for m, agent in agent_of_all.modules.items()
             }
-        found = {}
+        result = {}
         for prefix, (agent, states) in agents.items():
             before = struct.take(states, 0)
             after = agent.before_update(before, tf.constant(0, tf.int64))
             pairs = zip(struct.paths(before).items(), tf.nest.flatten(after), strict=True)
-            found.update(
-                {f"{prefix}/{path}": agent for (path, old), new in pairs if new is not old}
-            )
-        return found
+            changed = (path for (path, old), new in pairs if new is not old)
+            result.update(dict.fromkeys((f"{prefix}/{path}" for path in changed), agent))
+        return result
 
     def _check_constant(self, h: Hyperparameter, leaves: Iterable[str]) -> None:
         """Raises a UserError for a learning rate that a schedule sets in every learner step."""
