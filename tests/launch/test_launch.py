@@ -317,6 +317,7 @@ def test_a_table_shows_the_processes_while_they_run(tmp_path):
 
 def test_a_collector_prints_its_rate(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(collect, "_RATE_SECONDS", 60.0)
     monkeypatch.setattr(collect, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     collector = types.SimpleNamespace(task_id=2, env_steps=100)
     look = collect._with_rate(collector, lambda: collector.env_steps > 70_000)

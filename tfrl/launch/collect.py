@@ -25,7 +25,7 @@ DOC = """Collects experience for tfrl-learn, with its parameters, into tfrl-reve
 
 A collector ends with its run. The same command restarts a collector that was killed."""
 
-_RATE_SECONDS = 60.0  # between two lines with the rate
+_RATE_SECONDS = 30.0  # between two lines with the rate
 
 shared_flags.define("replay_server", "variable_server", "pull_seconds", "wait_seconds")
 flags.DEFINE_integer("task_id", 0, "Index of this collector, from 0.", lower_bound=0)
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _with_rate(collector: Any, stops: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns `stops`, whose calls also print the collector's env steps/s each minute."""
+    """Returns `stops`, whose calls also print the collector's env steps/s now and then."""
     began, steps = time.monotonic(), collector.env_steps
 
     def look() -> bool:
