@@ -224,7 +224,8 @@ class Run:
                 raise AssertionError(self.log)
         code = self.wait()
         # The number of a process that has ended may be another's by now, or a thread's.
-        left = [line for pid, line in started.items() if command_line(pid) == line]
+        # One that was ending when it was noted has no command line.
+        left = [line for pid, line in started.items() if line and command_line(pid) == line]
         summary = self.root / "summary.json"
         told = json.loads(summary.read_text()) if summary.exists() else {}
         return Outcome(self.kind, faults, code, told, self.log, left)
