@@ -66,7 +66,12 @@ def main() -> int:
         app.say(f"Collector {task_id} of {num_tasks} plays.")
         made.run(_with_rate(made, lambda: termination.requested))
         app.say(f"Collector {task_id}: {made.env_steps:,} env steps, {made.episodes:,} episodes.")
-    return termination.exit_code if termination.requested else 0
+    code = termination.exit_code if termination.requested else 0
+    from tfrl.replay.reverb import cancellable_call
+
+    if cancellable_call.has_left_behind():
+        cancellable_call.end_process(code)  # an orderly exit could wait for a lost server
+    return code
 
 
 def _with_rate(collector: Any, stops: Callable[[], bool]) -> Callable[[], bool]:
