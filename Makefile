@@ -34,7 +34,7 @@ EXTRAS := dev,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc
 PIP := -m pip install --quiet --disable-pip-version-check --no-input
 
 .PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax \
-  test-jax-current lint docs bench \
+  test-jax-current test-references lint docs bench \
   bench-peers bench-stacks
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments;"
 	@echo "                make test-jax-current with the current TensorFlow"
+	@echo "make test-references  installs pymoo and pyribs, and holds the searches against them"
 	@echo "make lint       ruff, mypy, import-linter, bandit, and the documentation site"
 	@echo "make docs       builds the documentation site into build/site"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
@@ -118,6 +119,10 @@ test-jax-current: $(INSTALLED_CURRENT)
 	@$(PY_CURRENT) $(PIP) -c constraints-current.txt -e '.[jax]'
 	$(PY_CURRENT) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
 	  tests/envs/adapters/jax $(ARGS)
+
+test-references: $(INSTALLED)
+	@$(PY) $(PIP) -c constraints.txt -e '.[evolution-references]'
+	$(PY) -m pytest tests/evolution/test_population_references.py tests/evolution/test_map_elites.py $(ARGS)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet

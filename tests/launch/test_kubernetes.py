@@ -133,12 +133,12 @@ REFUSED = {
     "both": (
         {},
         {"resources": resources.parsed(["learner:tpu=4"]), "tpu_topology": "v4:2x2x1"},
-        "--resources=learner:tpu=...: expected --tpu_topology",
+        "--resources=learner:tpu=4: expected --tpu_topology",
     ),
     "collector": (
         {},
         {"resources": resources.parsed(["collector:tpu=4"])},
-        "--resources=collector:tpu=...: expected --tpu_topology",
+        "--resources=collector:tpu=4: expected --tpu_topology",
     ),
 }
 

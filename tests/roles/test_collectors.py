@@ -434,6 +434,24 @@ def test_a_block_of_transitions_counts_as_many_env_steps():
     job.server.stop()
 
 
+def test_a_learner_takes_no_rollout_of_a_run_that_has_ended():
+    server = ReverbServer(tables.make_tables(workflow(PPO), 1))
+    client = reverb().Client(server.address)
+    for finished, left in ((False, 1), (True, 0)):
+        learner = workflow(PPO)
+        specs = tables.rollout_signature(tables.rollout_form(learner, 1), 1)
+        row = [np.zeros(s.shape, s.dtype.as_numpy_dtype) for _, s in sorted(specs.items())]
+        state = learner.setup(0)
+        client.insert(row, {tables.ROLLOUTS: 1.0})
+        parameters.publish(client, parameters.Published(state.agent_state, 50, 9, finished))
+        made = RolloutCollectors(learner, server.address, synchronous=False, wait_seconds=30.0)
+        made.begin(state)
+        assert client.server_info()[tables.ROLLOUTS].current_size == left
+        client.reset(tables.ROLLOUTS)
+        made.close()
+    server.stop()
+
+
 def test_what_a_collector_reports_at_its_end_arrives(monkeypatch):
     monkeypatch.setattr(collector_lib, "_MOST_UNSENT", 3)
     # Until learning starts nobody waits for a learner.

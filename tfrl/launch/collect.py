@@ -23,7 +23,8 @@ DOC = """Collects experience for tfrl-learn, with its parameters, into tfrl-reve
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
 
-A collector ends with its run. The same command restarts a collector that was killed."""
+A collector ends with its run. The same command restarts a collector that was killed. If the run
+has ended by then, it waits for the learner of the next one, at most --wait_seconds."""
 
 _RATE_SECONDS = 30.0  # between two lines with the rate
 

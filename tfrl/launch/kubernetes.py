@@ -135,11 +135,11 @@ def check(
     for kind in KINDS:
         if "tpu" in resources.of(kind):
             raise UserError(
-                f"--resources={kind}:tpu=...",
+                f"--resources={kind}:tpu={resources.of(kind)['tpu']}",
                 expected="--tpu_topology, from which the chips of the learner follow; no other "
                 "role takes a TPU",
-                got=f"--tpu_topology={tpu_topology}",
-                remedy="Pass for example --tpu_topology=v5e:2x4, and no tpu in --resources.",
+                got=f"a tpu in --resources, and --tpu_topology={tpu_topology or ''}",
+                remedy="Leave tpu out of --resources, and pass for example --tpu_topology=v5e:2x4.",
             )
 
 

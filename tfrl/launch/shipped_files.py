@@ -30,7 +30,7 @@ def shipped(files: Sequence[str], bindings: Sequence[str] = ()) -> list[str]:
     Raises:
       UserError: A gin file or a module is elsewhere on this machine.
     """
-    here, found, modules = pathlib.Path.cwd(), dict[str, None](), set[str]()
+    here, result, modules = pathlib.Path.cwd(), dict[str, None](), set[str]()
     for name, file in gin_files.included(files).items():
         modules |= gin_files.imported(file)
         if isinstance(file, gin_files.RemoteFile):
@@ -45,14 +45,14 @@ def shipped(files: Sequence[str], bindings: Sequence[str] = ()) -> list[str]:
                 remedy="Start the command in the folder of the gin files.",
             )
         if file == here / path:
-            found[str(path)] = None
+            result[str(path)] = None
     for binding in gin_files.read(files, bindings):
         texts = (leaf for leaf in gin_files.leaves(binding.value) if isinstance(leaf, str))
         modules |= {match[1] for text in texts if (match := _NAMES_MODULE.fullmatch(text))}
     for module in sorted({module.partition(".")[0] for module in modules}):
         if (own := _file_of(module)) is not None:
-            found[own] = None
-    return list(found)
+            result[own] = None
+    return list(result)
 
 
 def _file_of(module: str) -> str | None:

@@ -74,12 +74,13 @@ state() {{
 }}
 
 create() {{
-  local now
+  local now failed=0
   while now="$(state)" || return; [[ "$now" != ACTIVE ]]; do
     case "$now" in
       NONE)
         gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
-          --accelerator-type={accelerator_type} --runtime-version={runtime}{spot} || return ;;
+          --accelerator-type={accelerator_type} --runtime-version={runtime}{spot} \
+          || ((++failed < 3)) || return ;;
       FAILED | SUSPENDED | SUSPENDING) echo "The request has ended: $now" >&2; return 1 ;;
     esac
     echo "$name: $now"

@@ -182,6 +182,8 @@ class Collector:
 
     def _send_last_reports(self) -> None:
         """Sends the reports; does not wait for a lost server."""
+        if self.connection.lost:
+            return
         self.connection.on_wait = self._end
         with contextlib.suppress(UserError, _EndedError):
             self.report_more()

@@ -587,6 +587,9 @@ class RolloutCollectors(RemoteCollectors):
         """See `RemoteCollectors`; starts a synchronous run's requests at a new number."""
         if self._synchronous and not self._request:
             self._request = max(self._of_all(time.time_ns()))
+        if self._steps is None and self._leads and parameters.has_ended(self._variables):
+            client = self._variables.client  # the queue may have rollouts of the ended run
+            self._variables.guard(lambda: client.reset(ROLLOUTS), "emptying the queue")
         super().begin(state)
 
     @property

@@ -214,7 +214,7 @@ class TrainingLoop:
                     self._stop = "callback"
                     break
                 state, evaluated = self._evaluate_if_due(state, row, env_steps)
-                self._film_if_due(state, row, env_steps)
+                self._record_if_due(state, row, env_steps)
                 # Rows first: a checkpoint promises that all rows before it are on disk.
                 self._record(row)
                 saved = self._checkpoint_if_due(state, env_steps, evaluated)
@@ -259,8 +259,8 @@ class TrainingLoop:
         options = self.options
         self._eval_due = self._next(options.eval_interval, env_steps)
         self._save_due = self._next(options.checkpoint_interval, env_steps)
-        self._film_due = self._next(options.video_interval or None, env_steps)
-        due = (self._eval_due, self._save_due, self._film_due)
+        self._video_due = self._next(options.video_interval or None, env_steps)
+        due = (self._eval_due, self._save_due, self._video_due)
         until = int(min(options.total_env_steps, *due))
         self._iterations = self._broadcast(self._iterations)
         done = self.workflow.advance(state, self._iterations, until)
@@ -339,9 +339,9 @@ class TrainingLoop:
             self._note(STOP, "target_return")
         return state, evaluated
 
-    def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
+    def _record_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video if due."""
-        if self._videos is not None and env_steps >= self._film_due:
+        if self._videos is not None and env_steps >= self._video_due:
             start = time.monotonic()
             self._videos.record(state, env_steps)
             rows[-1]["time/video"] = time.monotonic() - start

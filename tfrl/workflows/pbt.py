@@ -212,6 +212,8 @@ class PBTWorkflow(Workflow):
             }
         result = {}
         for prefix, (agent, states) in agents.items():
+            if not hasattr(agent, "before_update"):  # optional for agents of a user's own
+                continue
             before = struct.take(states, 0)
             after = agent.before_update(before, tf.constant(0, tf.int64))
             pairs = zip(struct.paths(before).items(), tf.nest.flatten(after), strict=True)

@@ -475,15 +475,15 @@ def padded(experience: Any, length: int) -> Any:
 
     The last given frame only shows an observation; its step does not count.
     """
-    result = tf.shape(experience.step_type)[1]
+    frames = tf.shape(experience.step_type)[1]
     with tf.control_dependencies(
         [
             tf.debugging.assert_less_equal(
-                result, length, f"sequences must have at most max_sequence_length frames, {length}"
+                frames, length, f"sequences must have at most max_sequence_length frames, {length}"
             )
         ]
     ):
-        missing = length - tf.identity(result)
+        missing = length - tf.identity(frames)
 
     def pad(x: tf.Tensor, value: Any = 0) -> tf.Tensor:
         paddings = [[0, 0], [0, missing]] + [[0, 0]] * (x.shape.rank - 2)
@@ -491,7 +491,7 @@ def padded(experience: Any, length: int) -> Any:
         return tf.ensure_shape(full, [x.shape[0], length, *x.shape[2:]])
 
     out = tf.nest.map_structure(pad, experience)
-    is_last = tf.range(length) >= result - 1
+    is_last = tf.range(length) >= frames - 1
     return out._replace(
         step_type=tf.where(is_last, LAST, pad(experience.step_type, LAST)),
         next_step_type=tf.where(is_last, FIRST, pad(experience.next_step_type, FIRST)),

@@ -126,7 +126,8 @@ class Heartbeat:
         """
         self._closed = True
         self._awake.set()
-        self._thread.join(timeout=3.0 * self._timeout)
+        if self._thread is not threading.current_thread():  # a garbage collection may call this
+            self._thread.join(timeout=3.0 * self._timeout)
 
     def _over(self, questions: int) -> bool:
         return self._questions > questions or self._given_up or self._closed

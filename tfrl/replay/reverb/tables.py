@@ -70,7 +70,7 @@ def _limiter(config: TableConfig, block_size: int) -> Any:
 HEARTBEATS = "heartbeats"
 # An empty table beside it, which no checkpoint has. The names of its specs are numbers: the time of
 # the server's start, and the inserts of each table at that time.
-START = "start"
+START = "server_start"
 
 
 def make_start(inserts: Mapping[str, int]) -> Any:
@@ -198,14 +198,15 @@ def read_tables(folder: pathlib.Path) -> list[Any]:
 
 
 def remove_start(folder: pathlib.Path) -> None:
-    """Removes the table `START` from a checkpoint that Reverb wrote; it has no items.
+    """Removes the table of `make_start` from a checkpoint that Reverb wrote; it has no items.
 
     Raises:
       tf.errors.OpError: The file is damaged, or the disk is full.
     """
     saved = read_tables(folder)
     kept = [table for table in saved if table.table_name != START]
-    if len(kept) == len(saved):
+    # Without reports of processes, a table of this name is the user's.
+    if len(kept) == len(saved) or HEARTBEATS not in {table.table_name for table in saved}:
         return
     rest = folder / f"{TABLES_FILE}.rest"
     with tf.io.TFRecordWriter(str(rest), _COMPRESSION) as file:

@@ -80,8 +80,8 @@ def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) ->
     try:
         return make(**kwargs)
     except TypeError as error:
-        _, result, rest = str(error).partition("got an unexpected keyword argument '")
-        if not result:
+        _, separator, rest = str(error).partition("got an unexpected keyword argument '")
+        if not separator:
             raise
         raise unknown_argument(env_id, rest.partition("'")[0], (), _GENERAL) from error
     except ValueError as error:

@@ -33,12 +33,12 @@ def check_versions() -> None:
     """Raises a UserError for a JAX or jaxlib that does not match this TensorFlow."""
     wanted = _wanted()
     for package in ("jax", "jaxlib"):
-        result = _version(package)
-        if not wanted or result is None or result not in SpecifierSet(wanted):
+        version = _version(package)
+        if not wanted or version is None or version not in SpecifierSet(wanted):
             raise UserError(
                 f"{package} with TensorFlow {tf.__version__}",
                 expected=f"{package}{wanted}" if wanted else f"TensorFlow {' or '.join(_JAX)}",
-                got=result or "no installation",
+                got=version or "no installation",
                 remedy="Install both with: pip install 'tfrl[jax]'",
             )
 
