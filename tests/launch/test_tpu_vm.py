@@ -26,9 +26,9 @@ OPTIONS = job.JobOptions(
     learner_flags=("--deterministic_ops=True", "--strategy=auto"),
 )
 COMMON = {"name": "sac", "zone": "us-central2-b"}
-# Notes what it is called with. The first run is preempted, the second ends. The next queries of
-# the state fail for as many lines as the file "lost" has, the next installations with the codes in
-# "pip".
+# Notes what it is called with. The first run is preempted, the second ends. As many queries of the
+# state fail as the file "lost" has lines, as many creations as "refused" has. The next
+# installations end with the codes in "pip".
 GCLOUD = """#!/usr/bin/env bash
 case "$*" in *scp*|*ssh*|*create*|*delete*) printf '%q ' "$@" >> calls; echo >> calls;; esac
 case "$*" in
@@ -36,7 +36,9 @@ case "$*" in
     if [[ -s lost ]]; then sed -i 1d lost; echo "HTTP 503" >&2; exit ${QUERY:-1}; fi
     if [[ ! -e state ]]; then echo "ERROR: (gcloud) NOT_FOUND: no $4" >&2; exit 1; fi
     cat state;;
-  *create*) echo ACTIVE > state;;
+  *create*)
+    if [[ -s refused ]]; then sed -i 1d refused; echo "HTTP 503" >&2; exit 1; fi
+    echo ACTIVE > state;;
   *delete*) rm state;;
   *scp*) exit ${SCP:-0};;
   *pip*)
@@ -97,19 +99,28 @@ def test_the_script_goes_on_after_a_preemption(tmp_path):
     ]
 
 
-def test_a_lost_ssh_is_no_end_of_the_run(tmp_path):
+# After an ssh that ended while the TPU is active: a lost connection; the launcher's end at a
+# preemption, which the state shows later; and queries of the state that fail, or print nothing.
+NO_END = [{}, {"FIRST": "143"}, {"LOST": "6", "QUERY": "1"}, {"LOST": "6", "QUERY": "0"}]
+
+
+@pytest.mark.parametrize("variables", NO_END, ids=str)
+def test_what_is_no_end_of_the_run(tmp_path, variables):
     text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
-    code, noted = calls(tmp_path, text, after="ACTIVE")
+    code, noted = calls(tmp_path, text, after="ACTIVE", **variables)
     assert code == 0
     assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
 
 
-def test_the_end_of_the_launcher_at_a_preemption_is_no_end_of_the_run(tmp_path):
-    """The state shows it later: the TPU looks alive."""
+@pytest.mark.parametrize("refused", [2, 3])
+def test_a_creation_that_fails_is_tried_three_times(tmp_path, refused):
     text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
-    code, noted = calls(tmp_path, text, after="ACTIVE", FIRST="143")
-    assert code == 0
-    assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
+    (tmp_path / "once").touch()
+    (tmp_path / "refused").write_text(refused * "\n")
+    code, noted = calls(tmp_path, text)
+    goes_on = refused < 3
+    assert code == (0 if goes_on else 1)
+    assert steps(noted) == [*3 * ["create"], *goes_on * ["install", "run", "delete"]]
 
 
 def test_an_installation_that_loses_its_connection_comes_again(tmp_path):
@@ -136,15 +147,6 @@ def test_attempts_of_ten_minutes_do_not_count(tmp_path):
     code, noted = calls(tmp_path, long)
     assert code == 0
     assert steps(noted).count("install") == 14  # and again after the preemption
-
-
-@pytest.mark.parametrize("query", ["1", "0"])
-def test_a_state_that_is_unknown_is_no_preemption(tmp_path, query):
-    """The query fails, or prints nothing, three times."""
-    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
-    code, noted = calls(tmp_path, text, after="ACTIVE", LOST="6", QUERY=query)
-    assert code == 0
-    assert steps(noted) == ["create", "install", "run", "install", "run", "delete"]
 
 
 def test_a_tpu_whose_state_stays_unknown_is_not_deleted(tmp_path):

@@ -203,22 +203,22 @@ class PBTWorkflow(Workflow):
 
     def _scheduled(self, members: State) -> dict[str, Any]:
         """Returns `{path: agent}` of the leaves that an agent sets in every update."""
-        agent_of_all: Any = self.agent
-        agents = {"agent_state": (agent_of_all, members.agent_state)}
-        if hasattr(agent_of_all, "modules"):
+        agent: Any = self.agent
+        agents = {"agent_state": (agent, members.agent_state)}
+        if hasattr(agent, "modules"):
             agents = {
-                f"agent_state/{m}": (agent, members.agent_state[m])
-                for m, agent in agent_of_all.modules.items()
+                f"agent_state/{m}": (module, members.agent_state[m])
+                for m, module in agent.modules.items()
             }
         result = {}
-        for prefix, (agent, states) in agents.items():
-            if not hasattr(agent, "before_update"):  # optional for agents of a user's own
+        for prefix, (module, states) in agents.items():
+            if not hasattr(module, "before_update"):  # optional for agents of a user's own
                 continue
             before = struct.take(states, 0)
-            after = agent.before_update(before, tf.constant(0, tf.int64))
+            after = module.before_update(before, tf.constant(0, tf.int64))
             pairs = zip(struct.paths(before).items(), tf.nest.flatten(after), strict=True)
-            changed = (path for (path, old), new in pairs if new is not old)
-            result.update(dict.fromkeys((f"{prefix}/{path}" for path in changed), agent))
+            changed = (f"{prefix}/{path}" for (path, old), new in pairs if new is not old)
+            result.update(dict.fromkeys(changed, module))
         return result
 
     def _check_constant(self, h: Hyperparameter, leaves: Iterable[str]) -> None:
