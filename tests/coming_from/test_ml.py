@@ -414,7 +414,7 @@ class TestTraining:
         row, state = workflow.step(state)
         # Output w * (updates + 1): 0, then 1.5 * 2, which is the target.
         assert task.epochs == [(1, 9.0), (2, 0.0)] and task.optimal == {False}
-        assert float(state.program.training.model.w) == 1.5
+        assert float(workflow.model(state).w) == 1.5
         metrics, state = workflow.evaluate(state)
         assert metrics["eval_episodes"] == 2 and task.optimal == {False, True}
         video = workflow.record_video(state, tmp_path / "clip.gif", 3)

@@ -216,4 +216,5 @@ def test_what_a_task_lacks_is_told_before_it_is_trained(name, result):
 def test_methods_may_be_attributes_of_the_object():
     task = without("get_model")
     task.get_model = Weight
-    assert TaskWorkflow(task).setup(seed=0).program.training.model.w.shape == []
+    workflow = TaskWorkflow(task)
+    assert workflow.model(workflow.setup(seed=0)).w.shape == []

@@ -52,7 +52,7 @@ def test_losses_get_model_and_state(compile):
     assert task.batches == [[1, 10, 0, 0], [1, 10, 1, 1], [2, 20, 2, 0], [2, 20, 3, 1]]
     _, _, rows = run(ScriptedTask(config()), 2)
     assert [first, second] == rows
-    (module,) = state.program.training.modules.values()
+    (module,) = workflow.runner(state).learner.modules.values()
     forward = module.forward({}, None, None)
     assert float(forward) == 3 - 3 / 16
 
@@ -141,7 +141,7 @@ def test_the_workflow_calls_what_is_overridden():
         *(("workers", 2, False), ("collect", 10), ("dataset", 10)),
         *(("collect", 10), ("dataset", 20)),
     )
-    (clips,) = state.program._replay.workers[0].trajectories[:1]
+    (clips,) = workflow.runner(state)._replay.workers[0].trajectories[:1]
     assert clips.obs[0, 0] == episode_seed(SEED + 1, 0, 0) % 2**20
     result = workflow.final_evaluation(state, 3)
     assert len(result.episode_returns) == 3 and len(task.calls) == 5
@@ -199,7 +199,7 @@ def test_messages(methods, message):
 
 def test_long_episodes_count_as_ended():
     task = ScriptedTask(config(max_trajectory_length=5, replay_buffer_sample_size=20), lengths=[99])
-    _, state, (row,) = run(task)
+    workflow, state, (row,) = run(task)
     assert (row["episodes"], row["episode_length"]) == (2, 5.0)
-    assert [t.truncation[-1] for t in state.program._replay.in_order()] == [True] * 2
-    assert np.all([t.start == 0 for t in state.program._replay.in_order()])
+    assert [t.truncation[-1] for t in workflow.runner(state)._replay.in_order()] == [True] * 2
+    assert np.all([t.start == 0 for t in workflow.runner(state)._replay.in_order()])

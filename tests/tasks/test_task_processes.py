@@ -61,7 +61,7 @@ TASK = """
         )
         workflow = TaskWorkflow(task=MyTask(config))
         row, state = workflow.step(workflow.setup(0))
-        pids = state.program._sampler.pool.pids
+        pids = workflow.runner(state)._sampler.pool.pids
         result = workflow.final_evaluation(state, 3)
         workflow.close()
         print(row["told"], len(pids), result.episode_lengths.tolist())

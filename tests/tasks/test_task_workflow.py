@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.tasks.scripted import check_total, tag
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, Weight, config
+from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview
 from tfrl.keras import api as keras
@@ -31,7 +32,7 @@ def run(task, iterations=1, seed=0, **options):
 
 
 def weight(state):
-    return float(state.program.training.model.w)
+    return float(state.agent_state.params["model"]["params"]["000_w"])
 
 
 def test_two_iterations_by_hand():
@@ -268,6 +269,17 @@ def test_a_snapshot_stays_as_it_is():
     workflow.close()
 
 
+def test_a_state_is_values_alone():
+    workflow = made(ScriptedTask(config()))
+    states = [workflow.setup(0), workflow.setup(1)]
+    assert all(tf.is_tensor(x) for x in tf.nest.flatten(struct.stack(states)))
+    assert workflow.model(states[0]) is not workflow.model(states[1])
+    assert float(workflow.model(states[1]).w) == weight(states[1])
+    for stranger in (struct.values(states[0]), made(ScriptedTask(config())).setup(0)):
+        with pytest.raises(UserError, match="got a state that this workflow did not make"):
+            workflow.step(stranger)
+
+
 def test_learn_evaluates_and_keeps_a_folder(tmp_path):
     workflow = made(ScriptedTask(config()), eval_episodes=3)
     options = RunOptions(
@@ -332,7 +344,7 @@ def test_the_exported_policy_acts_as_the_task(tmp_path):
     policy = tf.saved_model.load(str(tmp_path / "policy"))
     obs = np.random.default_rng(0).normal(size=[50, 4]).astype(np.float32)
     action = policy.signatures["action"](observation=tf.constant(obs))["action"]
-    expected = task.get_actions(state.program.training.model, obs, True)
+    expected = task.get_actions(workflow.model(state), obs, True)
     assert action.numpy().tolist() == expected.numpy().tolist() and len(set(action.numpy())) == 2
 
 
@@ -514,8 +526,8 @@ def test_one_replica_only():
 
 def test_any_module_is_a_model():
     assert [v.name for v in Weight().trainable_variables] == ["w:0"]
-    _, state, _ = run(ScriptedTask(config()))
-    assert list(state.program.training.saved_variables())[0] == "model/000_w"
+    workflow, state, _ = run(ScriptedTask(config()))
+    assert list(workflow.runner(state).learner.saved_variables())[0] == "model/000_w"
 
 
 def test_a_checkpoint_of_the_release_before_goes_on():

@@ -27,7 +27,7 @@ def test_the_session(folder):
     assert code.count("total_env_steps=1_000,") == 1
     code = code.replace("total_env_steps=1_000,", "total_env_steps=400,")
     # Steps of episodes that end at once are too short for a clip: counted, but no samples.
-    steps, updates = map(int, run([sys.executable, "-c", code], folder).split()[-2:])
+    steps, updates = map(float, run([sys.executable, "-c", code], folder).split()[-2:])
     assert steps >= 400 and updates == 20
     assert (folder / "clip.mp4").stat().st_size > 1000
     assert (folder / "runs" / "target" / "metrics.csv").is_file()

@@ -22,7 +22,6 @@ from tfrl.launch.settings import Settings
 from tfrl.launch.training import params_of
 from tfrl.storage import files, remote, working_copy
 from tfrl.tasks.policy_export import TaskOracle, task_functions
-from tfrl.tasks.program import program_of
 from tfrl.tasks.workflow import TaskWorkflow
 from tfrl.workflows import State, Workflow
 
@@ -101,7 +100,7 @@ def _verified(
 def _policy(workflow: Workflow, state: State) -> tuple[PolicyFunctions, Any]:
     """Returns the functions of a run's policy, and the reference for their outputs."""
     if isinstance(workflow, TaskWorkflow):
-        model = program_of(state).training.model
+        model = workflow.model(state)
         policy = task_functions(workflow.task, model)
         return policy, TaskOracle(workflow.task, model, policy)
     agent_state = workflow.agent_state(state)

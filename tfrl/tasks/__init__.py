@@ -2,8 +2,8 @@
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
 from tfrl.tasks.config import DatasetConfig, EnvironmentConfig, RLTaskConfig
-from tfrl.tasks.program import TaskState
 from tfrl.tasks.replay_dataset import ReplayDataset
+from tfrl.tasks.runner import TaskState
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples

@@ -1,10 +1,9 @@
 """`TaskWorkflow`: trains an `RLTask`."""
 
 import pathlib
-import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,12 +16,13 @@ from tfrl.evaluation.video import Video
 from tfrl.evaluation.video_file import Preview
 from tfrl.tasks import clip_recording, policy_export
 from tfrl.tasks.environments import evaluate_task
-from tfrl.tasks.program import TaskProgram, TaskState, program_of
+from tfrl.tasks.runner import TaskRunner, TaskState
 from tfrl.tasks.task import RLTask
 from tfrl.types import AgentState
-from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows import stages
+from tfrl.workflows.core import Workflow
 from tfrl.workflows.run_state import State
-from tfrl.workflows.runner import COUNTERS
+from tfrl.workflows.stages import Stages
 
 MODES = ("graph", "xla", "eager")
 # Purposes of seeds, distinct from the training episodes'.
@@ -75,7 +75,6 @@ class TaskWorkflow(Workflow):
         self.task = task
         self.eval_episodes = eval_episodes
         self.use_compile(compile)
-        self._programs: weakref.WeakSet[TaskProgram] = weakref.WeakSet()
 
     # The run.
 
@@ -87,46 +86,55 @@ class TaskWorkflow(Workflow):
 
     def _begin(self, key: tf.Tensor) -> TaskState:
         """Returns a fresh state with a new model, workers and replay buffer."""
-        program = TaskProgram(self.task, self.compile)
-        self._programs.add(program)
-        return program.begin(key)
+        runner = TaskRunner(self, self.task, self.compile)
+        state = runner.fresh_state(key)
+        self._add_runner(state, runner)
+        return state
 
-    def _program(self, state: State) -> TaskProgram:
-        """Returns the program of a state; raises a UserError for a consumed state."""
-        program, iterations = program_of(state), int(state.metrics.iterations)
-        if program is None or program.iterations != iterations:
-            newest = "" if program is None else f", of iteration {program.iterations}"
+    def runner(self, state: State) -> TaskRunner:
+        """Returns the runner of a state.
+
+        Raises:
+          UserError: For a state that is not of this workflow.
+        """
+        runner = self._runner_of(state)
+        if not isinstance(runner, TaskRunner):
             raise UserError(
                 "the workflow's state",
-                expected=f"the newest state of its run{newest}",
-                got=f"the state of iteration {iterations}, which a later step has consumed",
-                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+                expected="a state of this TaskWorkflow: its model and workers are Python objects",
+                got="a state that this workflow did not make",
+                remedy="Use a state from setup, snapshot or restore of this workflow.",
             )
-        return program
+        return runner
 
-    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
-        """Runs up to `iterations` iterations; see `Workflow.advance`."""
-        rows: list[dict[str, Any]] = []
-        seconds = dict.fromkeys(("rollout", "update", "call"), 0.0)
-        while not rows or (
-            len(rows) < iterations and (until is None or self.env_steps(state) < until)
-        ):
-            row, state = self._iterate(state, seconds)
-            rows.append(row)
-        return Advance(rows=rows, state=state, seconds=seconds)
+    def _runner_of_newest(self, state: State) -> TaskRunner:
+        """Returns the runner of a state; raises a UserError for a consumed state."""
+        self._check_newest(state)
+        return self.runner(state)
+
+    def model(self, state: State) -> Any:
+        """Returns the task's model, the result of `get_model`, with its values in this state."""
+        return self._runner_of_newest(state).learner.model
+
+    def _variable_of(self, state: State) -> tf.Variable | None:
+        return state.env_state if isinstance(state.env_state, tf.Variable) else None
+
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
+        """The loop over iterations runs in Python."""
+        run_stages.modes["loop"] = "eager"
+
+    def times_stages(self, run_stages: Stages) -> bool:
+        """Whether clocks time rollout and update; here always."""
+        return True
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, Any], State]:
         """Runs one collection and its updates in Python, with random draws from the run's seed."""
-        return self._iterate(state, {})
-
-    def _iterate(self, state: State, seconds: dict[str, float]) -> tuple[dict[str, Any], State]:
-        program, times = self._program(state), [time.monotonic()]
-        # Also for an iteration that fails, since it has changed the program.
-        program.iterations += 1
+        runner = self._runner_of_newest(state)
+        # Also for an iteration that fails, since it has changed the workers and the replay buffer.
+        runner.iterations += 1
         episodes = state.env_state.numpy().tolist()
-        sampled, counts, next_episodes = program.collect(episodes)
-        times.append(time.monotonic())
-        ended = program.returns.add(sampled)
+        sampled, counts, next_episodes = runner.collect(episodes)
+        ended = runner.returns.add(sampled)
         metrics = state.metrics.counted(
             counts.samples + counts.discarded_samples + counts.trimmed_samples,
             len(ended),
@@ -134,21 +142,18 @@ class TaskWorkflow(Workflow):
         )
         state.env_state.assign(next_episodes)
         state = state.replace(metrics=metrics)
-        row, updates = program.update(_seed(state), program.iterations, self.env_steps(state))
-        times.append(time.monotonic())
-        for part, began, ended_at in (("rollout", 0, 1), ("update", 1, 2), ("call", 0, 2)):
-            seconds[part] = seconds.get(part, 0.0) + times[ended_at] - times[began]
+        with stages.after(next_episodes):
+            row, updates = runner.update(_seed(state), runner.iterations, self.env_steps(state))
         return {
-            **dict(zip(COUNTERS, metrics.counters().numpy().tolist(), strict=True)),
-            "episode_return": float(metrics.episode_return),
-            "episode_length": float(metrics.episode_length),
+            "episode_return": metrics.episode_return,
+            "episode_length": metrics.episode_length,
             **row,
             "updates": updates,
-            "replay_samples": program.replay_size,
+            "replay_samples": runner.replay_size,
             "discarded_samples": counts.discarded_samples,
             "dropped_actions": counts.dropped_actions,
             "action_batch_size": counts.states / max(1, counts.batches),
-            "worker_restarts": program.restarts,
+            "worker_restarts": runner.restarts,
         }, state
 
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
@@ -169,7 +174,7 @@ class TaskWorkflow(Workflow):
         return self._evaluated(state, num_episodes, seed)
 
     def _evaluated(self, state: State, num_episodes: int, seed: int) -> EvaluationResult:
-        return evaluate_task(self.task, self._program(state).training.model, num_episodes, seed)
+        return evaluate_task(self.task, self.model(state), num_episodes, seed)
 
     def _episodes_seed(self, state: State, purpose: int, number: int) -> int:
         """Returns a seed from the run's seed, the environments' seed and a number."""
@@ -182,19 +187,19 @@ class TaskWorkflow(Workflow):
 
     def close(self) -> None:
         """Ends the workers of all runs and closes the task's environment for clips."""
-        for program in list(self._programs):
-            program.close()
+        for _, runner in list(self._runners.values()):
+            cast(TaskRunner, runner).close()
         self.task.close()
 
     # Checkpoints.
 
     def run_key(self, state: State) -> Any:
         """Returns a key that identifies the run of a state."""
-        return weakref.ref(program_of(state))
+        return weakref.ref(self.runner(state))
 
     def agent_state(self, state: State) -> AgentState:
         """Returns the model's values, under `params["model"]`."""
-        variables = self._program(state).training.module.variables()
+        variables = self._runner_of_newest(state).learner.module.variables()
         return AgentState(params={"model": struct.values(variables)})
 
     def state_values(self, state: State) -> dict[str, Any]:
@@ -206,7 +211,7 @@ class TaskWorkflow(Workflow):
             _EVALUATIONS: state.metrics.evaluations,
             "progress/learner_steps": tf.convert_to_tensor(state.metrics.learner["learner_steps"]),
             "progress/next_episodes": tf.convert_to_tensor(state.env_state),
-            **self._program(state).saved_values(),
+            **self._runner_of_newest(state).saved_values(),
         }
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
@@ -219,7 +224,7 @@ class TaskWorkflow(Workflow):
         """Returns `state` with every value replaced; workers begin at the next episodes."""
         progress = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
         progress.setdefault("evaluations", tf.constant(0, tf.int64))
-        program_of(state).load(values, state.env_state.shape[0])
+        self.runner(state).load(values, state.env_state.shape[0])
         state.metrics.learner["learner_steps"].assign(progress["learner_steps"])
         key, iterations = seeding.key(int(progress["seed"])), int(progress["iterations"])
         # Models must not repeat the random draws of the start of the run.
@@ -274,12 +279,11 @@ class TaskWorkflow(Workflow):
         preview: Preview | None = None,
     ) -> Video:
         """Records one episode with `optimal=True`, of at most `max_steps`."""
-        model = self._program(state).training.model
-        return clip_recording.record_video(self.task, model, path, seed, preview)
+        return clip_recording.record_video(self.task, self.model(state), path, seed, preview)
 
     def export_policy(self, state: State, directory: str | pathlib.Path) -> Any:
         """Writes `get_actions(model, ..., optimal=True)` as a SavedModel, see `Workflow`."""
-        return policy_export.export_task(self.task, self._program(state).training.model, directory)
+        return policy_export.export_task(self.task, self.model(state), directory)
 
 
 def _seed(state: State) -> int:

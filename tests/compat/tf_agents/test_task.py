@@ -61,7 +61,7 @@ def test_a_run_is_saved_restored_and_evaluated(tmp_path):
     flow = TaskWorkflow(task=Task(config()), eval_episodes=2)
     try:
         metrics, state = flow.step(flow.setup(0))
-        model = state.program.training.model
+        model = flow.model(state)
         before = [v.numpy() for v in model.values]
         metrics, state = flow.step(state)
         assert metrics["env_steps"] == 120 and metrics["learner_steps"] == 8

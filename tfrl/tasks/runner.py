@@ -1,4 +1,4 @@
-"""The objects that the states of a task's run share: workers, replay buffer, learner."""
+"""`TaskRunner`: the Python objects of a task's run, which no state holds."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -19,27 +19,17 @@ from tfrl.tasks.learner import TaskLearner
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.task import RLTask
+from tfrl.traces import Traces
 from tfrl.workflows.run_state import RunMetrics, State
-
-_PROGRAM = "_tfrl_program"
+from tfrl.workflows.runner import Iterating, Runner
 
 
 @struct.dataclass
 class TaskState(State):
-    """A run of a `TaskWorkflow`; `env_state` is each worker's next episode, int64 `[workers]`.
+    """The state of a `TaskWorkflow`; `env_state` is each worker's next episode, int64 `[workers]`.
 
-    Workers and replay buffer are Python objects that `env_state` refers to.
+    Workers and replay buffer are Python objects of the run's `TaskRunner`.
     """
-
-    @property
-    def program(self) -> "TaskProgram":
-        """The model in its learner (`program.training.model`), workers and replay buffer."""
-        return program_of(self)
-
-
-def program_of(state: State) -> "TaskProgram":
-    """Returns the program of a task's state; None for the state of another workflow."""
-    return getattr(state.env_state, _PROGRAM, None)  # type: ignore[return-value]
 
 
 class Collection(NamedTuple):
@@ -56,30 +46,32 @@ class Collection(NamedTuple):
     next_episodes: list[int]
 
 
-class TaskProgram:
-    """Collects and updates. The first collection starts the workers.
+class TaskRunner(Runner):
+    """Runs iterations in Python, with the learner, workers and replay buffer of a run.
+
+    The first collection starts the workers.
 
     Attributes:
-      training: The learner, over the variables of the model.
-      iterations: The iterations of the run's newest state.
+      learner: The model in its learner.
       returns: The returns of unfinished episodes.
     """
 
-    def __init__(self, task: RLTask, compile: str):
+    def __init__(self, workflow: Iterating, task: RLTask, compile: str):
         """Makes the model and the optimizer.
 
         Args:
+          workflow: Has the iteration.
           task: The task.
           compile: The compile mode of the update: "graph", "xla" or "eager".
         """
+        super().__init__(workflow, Traces())
         config = task.config
         self._task = task
-        self.training = TaskLearner(task)
-        self._train: Any = self.training.train
+        self.learner = TaskLearner(task)
+        self._train: Any = self.learner.train
         if compile != "eager":
             jit = compile == "xla" or None
             self._train = tf.function(counted_apart(self._train), jit_compile=jit, autograph=False)
-        self.iterations = 0
         self.returns = EpisodeReturns()
         self._rng = np.random.Generator(np.random.PCG64(0))
         self._replay = MultiReplaySamples(
@@ -90,12 +82,11 @@ class TaskProgram:
         self._sampler: Sampler | None = None
         self._close_pool: Any = None
 
-    def begin(self, key: tf.Tensor) -> "TaskState":
-        """Returns a fresh state over the variables of the learner."""
-        own = self.training.learner_state
+    def fresh_state(self, key: tf.Tensor) -> TaskState:
+        """Returns the first state, over the variables of the learner."""
+        own = self.learner.learner_state
         (agent_state,) = own.agent_state.values()
         episodes = tf.Variable(tf.zeros([self._task.config.num_pool_workers], tf.int64))
-        setattr(episodes, _PROGRAM, self)
         return TaskState(
             key=key,
             metrics=RunMetrics.start().replace(learner=own.counters),
@@ -105,7 +96,7 @@ class TaskProgram:
             replay_buffer_state={},
         )
 
-    def collect(self, first_episodes: Iterable[int]) -> "Collection":
+    def collect(self, first_episodes: Iterable[int]) -> Collection:
         """Samples `num_collect_steps` env steps into the replay buffer, by `collect_samples`.
 
         Args:
@@ -120,7 +111,7 @@ class TaskProgram:
         counts = sampler.counts = SamplingCounts()
         sampler.on_trajectory = sampled.append
         samples = task.collect_samples(
-            model=self.training.model,
+            model=self.learner.model,
             worker_pool=sampler,
             total_samples=config.num_collect_steps,
             max_trajectory_length=config.max_trajectory_length,
@@ -190,7 +181,7 @@ class TaskProgram:
 
     def saved_values(self) -> dict[str, Any]:
         """Returns the values of model, optimizer and replay buffer for checkpoints, by path."""
-        values = {name: v.numpy() for name, v in self.training.saved_variables().items()}
+        values = {name: v.numpy() for name, v in self.learner.saved_variables().items()}
         return {**values, "replay": self._replay_bytes()}
 
     def load(self, values: Mapping[str, Any], num_workers: int) -> None:
@@ -203,7 +194,7 @@ class TaskProgram:
         Raises:
           UserError: The model or the number of workers differs.
         """
-        variables = self.training.saved_variables()
+        variables = self.learner.saved_variables()
         episodes = "progress/next_episodes"
         want = {**variables, episodes: np.zeros([num_workers], np.int64)}
         check_fits(
