@@ -12,8 +12,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+import numpy as np
+
 from tests.launch.launch_runs import TINY, command, environment
 from tests.storage.fake_gcs import FakeGcs
+from tfrl.experiment.checkpoints import CheckpointManager
 
 # Seconds that a start may take to its end, and a killed one to be gone.
 IN_TIME = 180.0
@@ -54,7 +57,15 @@ ERL = (
     "GA.pop_size=4",
     "TD3.hidden=(8,)",
 )
+CEM_RL = (*ERL[:-2], "DiagonalCEM.pop_size=4", "DiagonalCEM.num_elites=2", "TD3.hidden=(8,)")
 PBT = (*TINY, "PBTWorkflow.num_members=2", "PBTWorkflow.iterations_per_round=4")
+PBT_SAC = (
+    *OFF_POLICY[1:],
+    "PBTWorkflow.num_members=2",
+    "PBTWorkflow.iterations_per_round=32",
+    "SAC.hidden=(8,)",
+    "InGraphReplay.capacity=512",
+)
 HOST = ("env_id='gymnasium:Pendulum-v1'", "make_env.num_envs=2")
 
 
@@ -115,7 +126,9 @@ RUNS = {
         _flags("evolution/open_es_tf_pendulum.gin", 10_240, (*EVOLUTION, *HOST)), 10_240
     ),
     "erl": Run(_flags("erl/ga_td3_tf_pendulum.gin", 3_200, ERL), 3_200),
+    "cem_rl": Run(_flags("erl/cem_rl_tf_pendulum.gin", 3_200, CEM_RL), 3_200),
     "pbt": Run(_flags("pbt/ppo_tf_cartpole.gin", 8_192, PBT), 8_192),
+    "pbt_sac": Run(_flags("pbt/sac_tf_pendulum.gin", 1_024, PBT_SAC), 1_024),
 }
 
 # Moments: what must be seen in the folder before the kill, which comes up to so many seconds later.
@@ -225,9 +238,19 @@ def finish(run: Run, root: pathlib.Path, place: Place) -> str | None:
     return f"left behind: {left}" if left else None
 
 
-def digest(root: pathlib.Path) -> str:
-    """The digest of the final parameters."""
-    return json.loads((root / "summary.json").read_text())["params_digest"]
+def differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
+    """The paths of values of the whole state that differ between two runs that have ended."""
+    a, b = (
+        CheckpointManager(root / "checkpoints").restore("latest").values for root in (one, other)
+    )
+    return sorted(
+        {
+            path
+            for path in a.keys() & b.keys()
+            if np.asarray(a[path]).tobytes() != np.asarray(b[path]).tobytes()
+        }
+        | (a.keys() ^ b.keys())
+    )
 
 
 def chain(
@@ -259,6 +282,6 @@ def chain(
     if wrong is None and run.exact:
         whole = place.folder / f"{name}_whole"
         wrong = finish(run, whole, place)
-        if wrong is None and digest(root) != digest(whole):
-            wrong = "other parameters than those of a run that was not killed"
+        if wrong is None and (other := differences(root, whole)):
+            wrong = f"other values than those of a run that was not killed: {other[:5]}"
     yield "the end", wrong

@@ -1,7 +1,6 @@
 """Acting in host environments: one call per step, in TensorFlow or NumPy."""
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,12 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
+from tfrl.timing import MARGIN, best_seconds
 from tfrl.traces import logic_key, traces_of
 from tfrl.types import Nest
 
 MODES = ("numpy", "graph", "xla", "eager")
-_TRIALS = 30
-_MARGIN = 1.15  # minimum speed-up for NumPy
+_TIMING_SECONDS = 0.01  # of each mode
 _TOLERANCE = 1e-4
 _MOST_POLICIES = 16  # cached per environment
 
@@ -197,22 +196,14 @@ class HostPolicy:
             if not _close(ours, theirs):
                 self.why_not_numpy = "its actions differ"
                 return "graph"
-        for mode in ("graph", "numpy"):
-            self.seconds[mode] = self._time(mode, obs, carry)
-        if self.seconds["numpy"] * _MARGIN < self.seconds["graph"]:
+        calls = {
+            mode: functools.partial(self._act, mode, obs, 0, carry) for mode in ("graph", "numpy")
+        }
+        self.seconds.update(best_seconds(calls, seconds=_TIMING_SECONDS))
+        if self.seconds["numpy"] * MARGIN < self.seconds["graph"]:
             return "numpy"
         self.why_not_numpy = "it is no faster"
         return "graph"
-
-    def _time(self, mode: str, obs: Nest, carry: Nest) -> float:
-        times = []
-        for _ in range(_TRIALS):
-            start = time.perf_counter()
-            self._act(mode, obs, 0, carry)
-            times.append(time.perf_counter() - start)
-            if sum(times) > 0.5:
-                break
-        return float(np.median(times))
 
 
 def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostPolicy:

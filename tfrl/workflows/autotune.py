@@ -2,23 +2,15 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from tfrl.timing import MARGIN, best_seconds, wait_for
 from tfrl.workflows.fast_call import bound_call
 from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing
 
-# A mode must be faster by this factor: a choice near the tie would differ from run to run.
-_MARGIN = 1.15
-# Timing stops after this time for each mode, and this number of rounds. Each mode is timed over 6
-# calls per round, so that an update that runs every 2 or 3 steps counts equally.
-_TIMING_ROUNDS = 3
-_TIMING_SECONDS = 0.1
-_TURN_CALLS = 6
-_NEAR = 1.5
 # Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 0.010
@@ -208,16 +200,17 @@ def choose_by_time(
       begin: Restores the state that the calls change, so that each mode does the same work.
     """
     fns = {"graph": stage.compiled("graph")}
-    _wait(fns["graph"](*args))
+    wait_for(fns["graph"](*args))
     try:
-        _wait(stage.compiled("xla")(*args))
+        wait_for(stage.compiled("xla")(*args))
         fns["xla"] = stage.compiled("xla")
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         # A user's network may use an op that XLA does not support.
         tf.get_logger().info("stage %s does not compile under XLA: %s", stage.name, error)
-    stage.seconds.update(_best_seconds(fns, args, begin))
+    calls = {name: bound_call(fn, args) for name, fn in fns.items()}
+    stage.seconds.update(best_seconds(calls, begin))
     graph, xla = stage.seconds["graph"], stage.seconds.get("xla", float("inf"))
-    most = graph / _MARGIN if wins is None else min(graph * _MARGIN, graph + wins)
+    most = graph / MARGIN if wins is None else min(graph * MARGIN, graph + wins)
     stage.mode = "xla" if xla < most else "graph"
     return stage.mode
 
@@ -226,39 +219,5 @@ def time_as_chosen(stage: CompiledStage, *args: Any) -> None:
     """Times the chosen mode; a call of one fused program is split by these seconds."""
     if stage.mode is not None and stage.mode not in stage.seconds:
         fn = stage.compiled(stage.mode)
-        _wait(fn(*args))
-        stage.seconds.update(_best_seconds({stage.mode: fn}, args))
-
-
-def _best_seconds(
-    fns: Mapping[str, Callable[..., Any]], args: Any, begin: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Returns the shortest time of a call of each function; all are traced already.
-
-    The functions take turns, since the speed of a shared machine varies. Short functions are called
-    several times a turn: with a delayed actor, some calls have more work. All turns have the same
-    number of calls.
-    """
-    calls = {name: bound_call(fn, args) for name, fn in fns.items()}
-    best = dict.fromkeys(calls, float("inf"))
-    spent, rounds, most, number = 0.0, 0.0, len(calls), 0
-    while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
-        for name, call in calls.items():
-            begin()
-            took, done = 0.0, 0
-            while done < number or not number and done < _TURN_CALLS and took < _TIMING_SECONDS:
-                start = time.perf_counter()
-                _wait(call())
-                took, done = took + time.perf_counter() - start, done + 1
-            number = done  # the calls that the first turn had time for
-            best[name], spent = min(best[name], took / number), spent + took
-        # A near tie takes more rounds.
-        rounds += 1 / 3 if max(best.values()) < _NEAR * min(best.values()) and most > 1 else 1
-    return best
-
-
-def _wait(nest: Any) -> None:
-    """Blocks until the tensors of a nest are computed."""
-    for x in tf.nest.flatten(nest)[:1]:
-        if tf.is_tensor(x):
-            x.numpy()
+        wait_for(fn(*args))
+        stage.seconds.update(best_seconds({stage.mode: bound_call(fn, args)}))
