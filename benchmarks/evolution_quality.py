@@ -1,6 +1,6 @@
 """Fronts and archives: NSGA-II against random search on Pendulum, MAP-Elites on a toy arm.
 
-  python -m benchmarks.evolution_quality --seeds=5 --records=docs/results/evolution_quality.json
+  python -m benchmarks.evolution_quality --seeds=10 --records=docs/results/evolution_quality.json
 
 `hypervolume`: both searches have the budget, the network and the number of parents of
 `evolution/nsga2_tf_pendulum.gin`, and the same survival selection; random search draws its
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--records", help="output file of the records")
     args = parser.parse_args(argv)
     found, env_steps = [], settings.assemble([GIN_FILE]).total_env_steps

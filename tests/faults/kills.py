@@ -58,9 +58,15 @@ ERL = (
     "TD3.hidden=(8,)",
 )
 CEM_RL = (*ERL[:-2], "DiagonalCEM.pop_size=4", "DiagonalCEM.num_elites=2", "TD3.hidden=(8,)")
-PBT = (*TINY, "PBTWorkflow.num_members=2", "PBTWorkflow.iterations_per_round=4")
+PBT = (
+    *TINY,
+    "PBTWorkflow.compile='graph'",
+    "PBTWorkflow.num_members=2",
+    "PBTWorkflow.iterations_per_round=4",
+)
 PBT_SAC = (
-    *OFF_POLICY[1:],
+    *OFF_POLICY[1:],  # the mode is the gin file's
+    "PBTWorkflow.compile='graph'",
     "PBTWorkflow.num_members=2",
     "PBTWorkflow.iterations_per_round=32",
     "SAC.hidden=(8,)",
