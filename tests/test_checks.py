@@ -27,13 +27,10 @@ def message(fn, *args, **kwargs):
     return str(caught.value)
 
 
-def test_rank_accepts_number_and_set():
+def test_rank():
     checks.rank("x", tf.zeros([2, 3]), 2)
     checks.rank("x", np.zeros([2, 3]), {1, 2})
     checks.rank("x", [1.0, 2.0], 1)
-
-
-def test_rank_message():
     assert message(checks.rank, "value", tf.zeros([2, 3]), {3, 1}) == (
         "value: expected rank 1 or 3, got rank 2 (shape [2, 3])."
     )
@@ -100,6 +97,9 @@ def test_matches_spec_accepts():
     checks.matches_spec("obs", value(), SPEC, [5])
     checks.matches_spec("obs", value((7, 5)), SPEC, [None, 5])
     checks.matches_spec("action", np.zeros([3], np.int32), tf.TensorSpec([], tf.int32), [3])
+    assert message(checks.matches_spec, "obs", value((7, 5)), SPEC, [None, 4]).startswith(
+        "obs/camera/image: expected shape [?, 4, 8, 8, 1] "
+    )
 
 
 def test_matches_spec_names_the_leaf_with_another_shape():

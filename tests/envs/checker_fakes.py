@@ -6,6 +6,9 @@ import pytest
 from gymnasium import spaces
 
 from tfrl.envs import check_env
+from tfrl.envs.checker import MaskContract
+from tfrl.envs.contract import Contract
+from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 
 INF, NAN = np.inf, np.nan
@@ -63,6 +66,23 @@ SPACES = {
         True,
     ),
 }
+
+
+def checked(env, check=check_env, **kwargs):
+    """Checks an environment; returns where the steps that were looked at had ended, bool [T, B]."""
+    ends = []
+    contract = Contract if isinstance(env, HostEnv) else MaskContract  # which sees every step
+    look = contract.check
+
+    def looks(self, state, where):
+        look(self, state, where)
+        if where != "reset":
+            ends.append(state.termination.numpy() | state.truncation.numpy())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contract, "check", looks)
+        check(env, **kwargs)
+    return np.array(ends)
 
 
 def message(env, **kwargs):

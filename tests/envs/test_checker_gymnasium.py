@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 import tfrl
 from tests.envs.adapters.gymnasium_fakes import Spacious
@@ -403,14 +404,21 @@ def test_correct_environments_pass_without_a_word(name, caplog):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_environments_of_all_spaces_pass(name):
-    check_env(Spacious(*SPACES[name]), steps=10)
+    env = Spacious(*SPACES[name])
+    check_env(env, steps=10)
+    # The steps twice, and an episode of 3 with a step after its end.
+    assert len(env.taken) == 24
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Taxi-v4"])
 def test_gymnasiums_own_tasks_pass(name):
-    check_env(gymnasium.make(name), steps=60)
+    env = RecordEpisodeStatistics(gymnasium.make(name, max_episode_steps=25))
+    check_env(env, steps=60)
+    assert env.episode_count >= 2
 
 
 def test_mujoco_passes():
     pytest.importorskip("mujoco")
-    check_env(gymnasium.make("Hopper-v5"), steps=50)
+    env = RecordEpisodeStatistics(gymnasium.make("Hopper-v5", max_episode_steps=25))
+    check_env(env, steps=50)
+    assert env.episode_count >= 2

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.checker_fakes import NAN, agree, message
+from tests.envs.checker_fakes import NAN, agree, checked, message
 from tests.envs.host_backends import Scripted
 from tfrl import specs
 from tfrl.envs import check_env
@@ -205,10 +205,12 @@ def test_right_host_environments_pass(mode, native):
 
 
 def test_wrapped_rewards_are_not_taken_for_wrong_returns():
-    env = host().wrapped([lambda e: tfrl.envs.wrappers.RewardScale(env=e, scale=0.5)])
-    check_env(env, steps=9)
+    scaled = host().wrapped([lambda e: tfrl.envs.wrappers.RewardScale(env=e, scale=0.5)])
     normal = host().wrapped([lambda e: tfrl.envs.wrappers.RewardNormalize(env=e)])
-    check_env(normal, steps=9)
+    for env in (scaled, normal):
+        assert checked(env, steps=9).sum(axis=0).tolist() == [3, 4]
+        state = env.step(env.reset(0), np.zeros(2, np.int64))
+        assert (state.reward != state.info["episode_return"]).all()
 
 
 def test_a_failed_check_leaves_the_backend_as_it_was():
@@ -222,13 +224,13 @@ def test_a_failed_check_leaves_the_backend_as_it_was():
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Taxi-v4"])
 def test_host_environments_pass(name, mode):
     with tfrl.make_env(f"gymnasium:{name}", 2, mode, max_episode_steps=9) as env:
-        check_env(env, steps=30)
+        assert checked(env, steps=30).any(axis=0).all()
 
 
 def test_mujoco_passes():
     pytest.importorskip("mujoco")
     with tfrl.make_env("gymnasium:HalfCheetah-v5", 2, max_episode_steps=20) as env:
-        check_env(env, steps=50)
+        assert checked(env, steps=50).sum(axis=0).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -283,7 +285,7 @@ class NotANumber(gymnasium.Wrapper):
 
 @pytest.mark.parametrize("name", ["testing:ConstantReward", "testing:Identity"])
 def test_before_training_device_environments_are_checked_too(name):
-    check_before_training(tfrl.make_env(name, 2), 0)
+    assert checked(tfrl.make_env(name, 2), check_before_training, seed=0).shape == (5, 2)
 
 
 def test_before_training_a_broken_device_environment_is_an_error():

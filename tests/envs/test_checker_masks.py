@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.checker_fakes import message
+from tests.envs.checker_fakes import checked, message
 from tests.envs.multi_agent_fakes import Two
 from tfrl import seeding, specs, struct
-from tfrl.envs import check_env
 from tfrl.envs.core import Autoreset, Env, initial_state
 from tfrl.envs.registry import finish
 from tfrl.envs.wrappers import ActionMask
@@ -326,7 +325,9 @@ def test_right_masks_pass_and_are_kept_to(cls, mode):
     env = cls()
     if mode is not None:
         env = finish(env, autoreset=mode, max_episode_steps=None, task_limit=None)
-    check_env(env, steps=12)
+    # Episodes of 4 steps, with a reset after each, or none at all.
+    times = {Autoreset.NEXT_STEP: 2, Autoreset.DISABLED: 9}.get(mode, 3)
+    assert checked(env, steps=12).sum(axis=0).tolist() == [times] * B
 
 
 def test_an_action_that_is_not_valid_is_seen():
@@ -335,22 +336,25 @@ def test_an_action_that_is_not_valid_is_seen():
 
 
 def test_integers_are_masks_too():
-    check_env(masked(lambda t: tf.cast(Good().mask(t), tf.int8)), steps=8)
+    env = masked(lambda t: tf.cast(Good().mask(t), tf.int8))
+    assert checked(env, steps=8).sum(axis=0).tolist() == [2] * B
 
 
 def test_a_mode_of_its_own_that_freezes_masks_passes():
-    check_env(Tells(), steps=8)
+    assert checked(Tells(), steps=8).sum(axis=0).tolist() == [5] * B
 
 
 def test_nothing_needs_to_be_valid_at_the_end():
     env = masked(lambda t: Good().mask(t) & (t[:, tf.newaxis] < 4))
-    check_env(env, steps=9)
+    envs = [env]
     for mode in ("SAME_STEP", "NEXT_STEP", "DISABLED"):
-        made = finish(env, autoreset=Autoreset[mode], max_episode_steps=None, task_limit=None)
-        check_env(made, steps=9)
+        envs.append(finish(env, autoreset=Autoreset[mode], max_episode_steps=None, task_limit=None))
+    times = [int(checked(env, steps=9).sum()) for env in envs]
+    assert times == [2 * B, 2 * B, 2 * B, 6 * B]
 
 
 def test_tasks_of_the_library_pass():
-    check_env(tfrl.make_env("tf:Masked", 4, "DISABLED"), steps=15)
+    env = tfrl.make_env("tf:Masked", 4, "DISABLED")
+    assert checked(env, steps=15).any(axis=0).all()
     agents = broken_agents(lambda self, age: tf.ones([2, 2], tf.bool))
-    check_env(agents, steps=8)
+    assert checked(agents, steps=8).sum(axis=0).tolist() == [2, 2]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tests.envs.adapters.gymnasium_fakes import ScriptedVector, Spacious
 from tests.envs.checker_fakes import NAN, SPACES, Good, agree, message
@@ -191,7 +192,10 @@ def test_broken_vector_environments(name):
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 def test_right_vector_environments_pass(mode):
-    check_env(vector(mode), steps=20)
+    env = RecordEpisodeStatistics(vector(mode))
+    check_env(env, steps=20)
+    # Two rows, twice; episodes of 2 steps, with a reset after each, or none.
+    assert env.episode_count == (4 * 7 if mode == "NEXT_STEP" else 4 * 10)
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -199,7 +203,11 @@ def test_vectors_of_all_spaces_pass(name):
     seen, taken, _ = SPACES[name]
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         with_mode = [lambda: Spacious(seen, taken)] * 2
-        check_env(SyncVectorEnv(with_mode, autoreset_mode=mode), steps=8)
+        env = SyncVectorEnv(with_mode, autoreset_mode=mode)
+        check_env(env, steps=8)
+        # Twice; episodes of 3 steps, with a reset after each, or none.
+        steps = 2 * 6 if mode is AutoresetMode.NEXT_STEP else 2 * 8
+        assert [len(one.taken) for one in env.envs] == [steps] * 2
 
 
 def test_masks_of_vectors_are_obeyed():
@@ -226,4 +234,6 @@ class Obeyed(Good):
 
 @pytest.mark.parametrize("vectorization", ["sync", "vector_entry_point"])
 def test_gymnasiums_own_tasks_pass(vectorization):
-    check_env(gymnasium.make_vec("CartPole-v1", 2, vectorization), steps=60)
+    env = RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", 2, vectorization))
+    check_env(env, steps=60)
+    assert env.episode_count >= 2

@@ -26,6 +26,8 @@ BOX = specs.BoundedTensorSpec([1], tf.float32, -1.0, 1.0)
 )
 def test_actions_of_the_spec_pass(spec, action):
     check_action("x", spec, action, 2)
+    with pytest.raises(UserError, match=r"action for x(/a)?: expected \w+ \[3[],]"):
+        check_action("x", spec, action, 3)
 
 
 @pytest.mark.parametrize(

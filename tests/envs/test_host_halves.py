@@ -125,6 +125,8 @@ class HalvesTest(parameterized.TestCase):
         for _ in range(5):
             state = env.step(state, np.zeros(4, np.int64))
         kept = env.kept_state()
+        counts = [kept[half]["0"]["moments"][0] for half in "01"]
+        np.testing.assert_allclose(counts, [10, 10], atol=1e-3)  # 5 steps of 2 rows each
         other = halves()[0].wrapped([lambda env: RewardNormalize(env=env)])
         other.reset(0)
         other.load_kept_state(kept)

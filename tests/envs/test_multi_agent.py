@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
+from tests.envs.checker_fakes import checked
 from tests.envs.multi_agent_fakes import IDS, Two
 from tfrl import seeding, specs, struct
 from tfrl.envs import check_env
@@ -114,7 +115,10 @@ class ProtocolTest(parameterized.TestCase):
     def test_it_works_under_every_autoreset_mode(self, mode):
         for limit in (None, 3):
             for kwargs in ({}, {"apart": False}, {"ends": ((4, "T"), (4, "T"))}):
-                check_env(Episode(env=Two(**kwargs), mode=mode, limit=limit), steps=20)
+                ends = checked(Episode(env=Two(**kwargs), mode=mode, limit=limit), steps=20)
+                length = limit or 4
+                times = {"NEXT_STEP": 20 // (length + 1), "DISABLED": 21 - length}
+                self.assertEqual(ends.sum(axis=0).tolist(), [times.get(mode, 20 // length)] * 3)
 
     def test_next_step_by_hand(self):
         # a terminates at step 2, b truncates at step 4; then a row of the reset.

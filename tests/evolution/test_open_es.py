@@ -56,4 +56,5 @@ def test_noise_that_is_not_above_0(noise):
 
 
 def test_noise_that_decays_without_end():
-    OpenES(pop_size=4, noise_std_schedule=ExponentialSchedule(0.1, 0.99, 1))
+    optimizer = OpenES(pop_size=4, noise_std_schedule=ExponentialSchedule(0.1, 0.99, 1))
+    assert 0 < optimizer.noise_std_schedule(5_000) < 1e-20

@@ -194,7 +194,11 @@ class TestSameConfiguration:
 
     def test_equal_after_a_trip_through_json(self, tmp_path):
         stored = json.loads(json.dumps(self.OLD))
+        assert stored != self.OLD  # its tuples have become lists
         RunFolder(tmp_path).check_same_configuration(stored, self.OLD)
+        stored["net.hidden"][1] = 32
+        with pytest.raises(UserError, match=r"got net.hidden = \[64, 64\] \(the run has \[64, 32"):
+            RunFolder(tmp_path).check_same_configuration(stored, self.OLD)
 
     def test_names_every_difference(self, tmp_path):
         new = {
@@ -302,8 +306,10 @@ class TestFiles:
         folder = RunFolder(tmp_path)
         folder.prepare()
         (tmp_path / "wandb").mkdir()
-        (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
+        link = tmp_path / "wandb" / "latest-run"
+        link.symlink_to("run-1")
         folder.prepare()
+        assert os.readlink(link) == "run-1"
 
     def test_a_damaged_table_is_refused_before_anything_is_changed(self, tmp_path):
         folder = RunFolder(tmp_path)

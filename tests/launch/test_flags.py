@@ -72,10 +72,19 @@ def _no_cluster(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("auto",), ("one_device",), ("mirrored", None, 2), ("auto", "local"), ("tpu",)]
+    ("right", "wrong", "flag"),
+    [
+        (("auto",), ("auto", ""), "--tpu"),
+        (("one_device",), ("one_device", "local"), "--tpu"),
+        (("mirrored", None, 2), ("one_device", None, 2), "--num_logical_cpus=2"),
+        (("auto", "local"), ("auto", "local", 2), "--num_logical_cpus=2"),
+        (("tpu",), ("tpu", None, 2), "--num_logical_cpus=2"),
+    ],
 )
-def test_flags_that_go_together(arguments):
-    flags.check_strategy(*arguments)
+def test_flags_that_go_together(right, wrong, flag):
+    flags.check_strategy(*right)
+    with pytest.raises(UserError, match=f"^{flag}: expected "):
+        flags.check_strategy(*wrong)
 
 
 def test_strategy_is_checked_without_tensorflow():

@@ -395,8 +395,9 @@ def test_every_used_binding_passes():
     gin_files.parse([], ["trainer.rate=1.0", "n=2", "probe/build_world.num_worlds=%n"])
     trainer()
     with gin.config_scope("probe/inner"):
-        build_world()
+        world = build_world()
     gin_files.check_used()
+    assert world == ("a:b", 2) and gin_registry.bound()
 
 
 def test_unused_bindings_are_named():

@@ -62,6 +62,7 @@ def test_goldens(name):
 @pytest.mark.parametrize("name", CASES)
 def test_kubernetes_takes_the_pods(name):
     validate = pytest.importorskip("kubernetes_validate")
+    names = []
     for replicated in rendered(name)["spec"]["replicatedJobs"]:
         nest = {
             "apiVersion": "batch/v1",
@@ -70,6 +71,12 @@ def test_kubernetes_takes_the_pods(name):
             "spec": replicated["template"]["spec"],
         }
         validate.validate(nest, "1.31", strict=True)
+        names.append(replicated["name"])
+        nest["spec"]["template"]["spec"]["containers"][0]["comand"] = []
+        with pytest.raises(validate.ValidationError, match="comand"):
+            validate.validate(nest, "1.31", strict=True)
+    evaluator = ["evaluator"] * CASES[name][0].evaluators
+    assert names == ["server", "learner", "collector", *evaluator]
 
 
 def test_each_pod_knows_its_place():

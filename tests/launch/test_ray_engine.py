@@ -251,6 +251,9 @@ def test_kubernetes_takes_the_pods_of_the_page():
     for part in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
         validate.validate({**pod, "spec": part["template"]["spec"]}, "1.31", strict=True)
+        part["template"]["spec"]["containers"][0]["comand"] = []
+        with pytest.raises(validate.ValidationError, match="comand"):
+            validate.validate({**pod, "spec": part["template"]["spec"]}, "1.31", strict=True)
 
 
 @pytest.mark.needs("reverb")

@@ -188,9 +188,11 @@ class TestComponents:
         assert other.state["rl_module"]["c"]["extra/seen"] == 2
 
     def test_others_may_be_damaged(self, tmp_path):
-        path = checkpointing.save_to_path(fake(), tmp_path / "save")
+        saved, other = fake(seed=1), fake(seed=2)
+        path = checkpointing.save_to_path(saved, tmp_path / "save")
         shutil.rmtree(path / "optimizer")
-        checkpointing.restore_from_path(fake(), path, "rl_module/b")
+        checkpointing.restore_from_path(other, path, "rl_module/b")
+        assert_equal(other.state["rl_module"]["b"], saved.state["rl_module"]["b"])
 
     def test_prefixes_are_whole_names(self, tmp_path):
         path = checkpointing.save_to_path(fake("a", "ab"), tmp_path / "save")
@@ -265,8 +267,11 @@ class TestWholeOrAbsent:
         assert os.listdir(tmp_path) == ["save"]
 
     def test_an_empty_folder_is_free(self, tmp_path):
+        saved, other = fake(seed=1), fake(seed=2)
         (tmp_path / "save").mkdir()
-        checkpointing.save_to_path(fake(), tmp_path / "save")
+        checkpointing.restore_from_path(other, checkpointing.save_to_path(saved, tmp_path / "save"))
+        assert_equal(other.state, saved.state)
+        assert os.listdir(tmp_path) == ["save"]
 
     @pytest.mark.parametrize(
         ("make", "got"),

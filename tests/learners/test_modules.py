@@ -263,6 +263,8 @@ def test_ids_that_do_not_fit(module_id, expected):
 @pytest.mark.parametrize("module_id", ["a", "default_policy", "a.b", "policy 1", "é"])
 def test_ids_that_fit(module_id):
     modules.check_module_id(module_id)
+    for end in ("/", ".", " "):
+        assert repr(module_id + end) in message(modules.check_module_id, module_id + end)
 
 
 def test_missing_interfaces_are_named_with_their_methods():

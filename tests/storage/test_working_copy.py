@@ -77,8 +77,13 @@ class TestPublish:
         copy = working_copy.working_copy(bucket)
         (copy.local / "metrics.csv").write_text("x")
         copy.publish()
-        monkeypatch.setattr(remote, "_writing", None)
+        written = []
+        monkeypatch.setattr(remote, "_writing", lambda url, write: written.append(url))
         copy.publish()
+        assert written == []
+        (copy.local / "metrics.csv").write_text("new")
+        copy.publish()
+        assert written == [f"{bucket}/metrics.csv"]
 
     def test_the_later_writer_goes_on_and_the_earlier_one_ends(self, bucket):
         first, second = (working_copy.WorkingCopy(bucket) for _ in range(2))

@@ -73,6 +73,8 @@ class ValidateTest(parameterized.TestCase):
     def test_in_every_mode(self, env_id, mode):
         with compat.as_py_environment(make(env_id, 1, mode)) as env:
             utils.validate_py_environment(env, 3)
+            kinds = [env.current_time_step().step_type, env.step(0).step_type]
+        self.assertEqual(kinds, [LAST, FIRST])  # it did not stay at the end
 
     def test_a_batch_of_one(self):
         with compat.as_py_environment(make("tf:CartPole-v1"), batched=True) as env:

@@ -68,12 +68,14 @@ def test_a_step_that_does_not_fit_is_one_paragraph(answer, said):
 
 
 def test_what_can_be_cast_within_its_kind_passes():
-    observation_fits(Box(-1, 1, (2,), np.float32), "o")(np.zeros(2))
-    observation_fits(Box(-1, 1, (2,), np.float32), "o")([0.5, 1])
-    observation_fits(Discrete(3), "o")(2)
-    observation_fits(Text(5), "o")("anything")
+    box = observation_fits(Box(-1, 1, (2,), np.float32), "o")
+    assert box(np.zeros(2)).tolist() == [0, 0] and box([0.5, 1]).tolist() == [0.5, 1]
+    number = observation_fits(Discrete(3), "o")(np.int8(2))
+    assert (number, number.dtype) == (2, np.int64)
+    assert observation_fits(Text(5), "o")("anything") == "anything"
     nest = Tuple((Dict({"a": Discrete(2), "b": MultiBinary(2)}),))
-    observation_fits(nest, "o")(({"a": 1, "b": np.ones(2, np.int8), "more": 0},))
+    (found,) = observation_fits(nest, "o")(({"a": 1, "b": np.ones(2, np.int8), "more": 0},))
+    assert {k: v.tolist() for k, v in found.items()} == {"a": 1, "b": [1, 1]}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import tensorflow as tf
 from minatar.gym import BaseEnv
 
 import tfrl
+from tests.envs.checker_fakes import checked
 from tests.envs.device_checks import check_ways_agree
 from tests.envs.minatar import minatar_oracle as oracle
 from tfrl import seeding, specs
 from tfrl.agents import PPO
-from tfrl.envs import check_env
 from tfrl.envs.tf import minatar
 from tfrl.envs.tf.minatar import core
 from tfrl.envs.tf.minatar.core import GONE, bit, choose, paint
@@ -41,7 +41,7 @@ def test_the_protocol(name):
     # Breakout and Freeway alone start at random.
     stochastic = name in ("Breakout", "Freeway")
     env = tfrl.make_env(f"tf:{name}-MinAtar", num_envs=6, max_episode_steps=30)
-    check_env(env, steps=40, stochastic=stochastic)
+    assert checked(env, steps=40, stochastic=stochastic).any(axis=0).all()
 
 
 @pytest.mark.parametrize("name", GAMES)

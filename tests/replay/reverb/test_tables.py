@@ -81,7 +81,11 @@ class SignatureTest(parameterized.TestCase):
 class CheckTest(parameterized.TestCase):
     def test_the_same_tables_are_right(self):
         replay = helpers.maker(kind="prioritized", n_step=2)
-        check_tables(infos(replay), replay)
+        tables = infos(replay)
+        check_tables(tables, replay)
+        assert list(tables) == ["replay"]
+        with pytest.raises(UserError, match="Reverb table 'replay': expected a table of this name"):
+            check_tables({}, replay)
 
     @parameterized.named_parameters(
         (
