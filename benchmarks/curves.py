@@ -23,10 +23,10 @@ def task_of(claim: Claim) -> str:
     """Returns the id of a claim's environment, as its gin file binds it."""
     from tfrl.launch import gin_files
 
-    found = {b.key: b.value for b in gin_files.read([claim.gin_file], claim.bindings)}
-    value = found.get("make_env.env_id", "one task")
+    bound = {b.key: b.value for b in gin_files.read([claim.gin_file], claim.bindings)}
+    value = bound.get("make_env.env_id", "one task")
     if isinstance(value, gin_files.Macro):
-        value = found[value.name]
+        value = bound[value.name]
     return str(value)
 
 
@@ -56,12 +56,12 @@ def runs_of(
       records: By seed.
       root: The folder of the records, which may have the `curve.csv` of one run.
     """
-    found = []
+    runs = []
     for record in records.values():
         curve = record.get("curve") or _table(root / claim.folder / "curve.csv")
         rows = [{"env_steps": x, "eval_return_mean": y} for x, y in curve]
-        found.append(RunRecord(root / claim.folder, rows, {}, record))
-    return found
+        runs.append(RunRecord(root / claim.folder, rows, {}, record))
+    return runs
 
 
 def _table(path: pathlib.Path) -> list[tuple[float, float]]:
@@ -74,21 +74,21 @@ def _table(path: pathlib.Path) -> list[tuple[float, float]]:
 
 def by_panel(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[RunRecord]]]:
     """Groups the existing records: `{panel: {algorithm: runs}}`."""
-    found: dict[str, dict[str, list[RunRecord]]] = {}
+    panels: dict[str, dict[str, list[RunRecord]]] = {}
     for claim, runs in records.items():
         if runs:
-            found.setdefault(panel_of(claim), {})[algorithm_of(claim)] = runs_of(claim, runs, root)
-    return found
+            panels.setdefault(panel_of(claim), {})[algorithm_of(claim)] = runs_of(claim, runs, root)
+    return panels
 
 
 def peers_of(records: Records) -> dict[str, dict[str, float]]:
     """Returns the targets that are another library's figures: `{panel: {label: return}}`."""
-    found: dict[str, dict[str, float]] = {}
+    targets: dict[str, dict[str, float]] = {}
     for claim, runs in records.items():
         if runs and claim.peer and claim.target is not None:
             label = f"{claim.peer}: {claim.target:,g}"
-            found.setdefault(panel_of(claim), {})[label] = claim.target
-    return found
+            targets.setdefault(panel_of(claim), {})[label] = claim.target
+    return targets
 
 
 def without_curves(records: Records, root: pathlib.Path) -> list[str]:

@@ -124,23 +124,26 @@ def digest(name: str, checkout: pathlib.Path) -> dict[str, Any]:
 def main(_: list[str]) -> None:
     """Prints one JSON line per run; exits with 1 if a run differs from the file."""
     before = json.loads(pathlib.Path(_COMPARE.value).read_text()) if _COMPARE.value else {}
-    found, differ = {}, []
+    results, differ = {}, []
     others = {run["stack"] for run in before.values() if "stack" in run} - {stack()}
     if others:
         sys.exit(
             f"{_COMPARE.value}: expected digests of {stack()}, got {', '.join(sorted(others))}."
         )
     for name in _ONLY.value or filter(can_run, RUNS):
-        found[name] = digest(name, pathlib.Path(_CHECKOUT.value).resolve())
+        results[name] = digest(name, pathlib.Path(_CHECKOUT.value).resolve())
         same = None
         if name in before:
-            same = found[name]["params_digest"] == before[name]["params_digest"]
+            same = results[name]["params_digest"] == before[name]["params_digest"]
             differ += [] if same else [name]
         emit(
-            benchmark="digests", run=name, **found[name], **({} if same is None else {"same": same})
+            benchmark="digests",
+            run=name,
+            **results[name],
+            **({} if same is None else {"same": same}),
         )
     if _OUT.value:
-        pathlib.Path(_OUT.value).write_text(json.dumps(found, indent=1) + "\n")
+        pathlib.Path(_OUT.value).write_text(json.dumps(results, indent=1) + "\n")
     if differ:
         sys.exit(f"Changed digests: {', '.join(differ)}")
 

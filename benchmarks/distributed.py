@@ -101,9 +101,9 @@ def parameters_case(rounds: int) -> None:
             begin = time.perf_counter()
             parameters.publish(client, parameters.Published(state, i, 0, False))
             middle = time.perf_counter()
-            found = subscriber.pull()
+            pulled = subscriber.pull()
             end = time.perf_counter()
-            if found is None or found.learner_steps != i:
+            if pulled is None or pulled.learner_steps != i:
                 raise RuntimeError("the pulled parameters differ from the published parameters")
             seconds["publish"].append(middle - begin)
             seconds["pull"].append(end - middle)
@@ -126,9 +126,9 @@ def _unlimited(gin_file: str) -> Any:
     """A workflow whose replay table has no limiter."""
     from tfrl.workflows.checks import on_reverb
 
-    made = _workflow(gin_file)
-    made.replay = on_reverb(made.replay).replace(samples_per_insert=1e-6, tolerance=1e12)
-    return made
+    workflow = _workflow(gin_file)
+    workflow.replay = on_reverb(workflow.replay).replace(samples_per_insert=1e-6, tolerance=1e12)
+    return workflow
 
 
 def collector_tables(gin_file: str) -> list[Any]:
@@ -171,11 +171,11 @@ def collector_case(gin_file: str, rounds: int, seconds: float) -> None:
 
         rates = measure.alternate({"writes": run(True), "plays": run(False)}, rounds)
         collector.close()
-    found = measure.medians(rates)
-    found |= {name: round(statistics.median(spent), 2) for name, spent in cpu.items()}
-    ratio = round(found["writes"] / found["plays"], 3)
-    cpu_ratio = round(found["cpu_us_plays"] / found["cpu_us_writes"], 3)
-    measure.emit(case="collector", gin_file=gin_file, ratio=ratio, cpu_ratio=cpu_ratio, **found)
+    figures = measure.medians(rates)
+    figures |= {name: round(statistics.median(spent), 2) for name, spent in cpu.items()}
+    ratio = round(figures["writes"] / figures["plays"], 3)
+    cpu_ratio = round(figures["cpu_us_plays"] / figures["cpu_us_writes"], 3)
+    measure.emit(case="collector", gin_file=gin_file, ratio=ratio, cpu_ratio=cpu_ratio, **figures)
 
 
 # Frames.
@@ -244,12 +244,12 @@ def frames_case(rounds: int) -> None:
             for t in range(_STEPS):
                 for b, writer in enumerate(writers):
                     writer.append({"obs": frames[1 + t, b], **small})
-                    made = {name: writer.history[name][-1] for name in small}
-                    made |= {
+                    item = {name: writer.history[name][-1] for name in small}
+                    item |= {
                         "obs": writer.history["obs"][-2],
                         "next_obs": writer.history["obs"][-1],
                     }
-                    writer.create_item("replay", 1.0, made)
+                    writer.create_item("replay", 1.0, item)
             for writer in writers:
                 writer.flush()
 
@@ -262,12 +262,12 @@ def frames_case(rounds: int) -> None:
         buffer.close()
         for writer in writers:
             writer.close()
-    found = {**measure.medians(rates), **{n: statistics.median(x) for n, x in cpu.items()}}
+    figures = {**measure.medians(rates), **{n: statistics.median(x) for n, x in cpu.items()}}
     ratios = {
-        "ratio": round(found["buffer"] / found["client"], 3),
-        "cpu_ratio": round(found["buffer_cpu"] / found["client_cpu"], 3),
+        "ratio": round(figures["buffer"] / figures["client"], 3),
+        "cpu_ratio": round(figures["buffer_cpu"] / figures["client_cpu"], 3),
     }
-    measure.emit(case="frames", **ratios, **{n: round(x / 1e6, 1) for n, x in found.items()})
+    measure.emit(case="frames", **ratios, **{n: round(x / 1e6, 1) for n, x in figures.items()})
 
 
 # Whole jobs.
@@ -280,15 +280,15 @@ def _cpu_seconds(pid: int) -> float:
 
 def _children(pid: int) -> dict[str, list[int]]:
     """The processes of a launcher by role."""
-    found: dict[str, list[int]] = {}
+    by_role: dict[str, list[int]] = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
             words = path.joinpath("cmdline").read_bytes().decode().split("\0")
             if parent == pid and words[1:3] == ["-m", "tfrl"]:
                 role = words[3]
-                found.setdefault(role, []).append(int(path.name))
-    return found
+                by_role.setdefault(role, []).append(int(path.name))
+    return by_role
 
 
 def _newest(root: pathlib.Path) -> dict[str, Any]:
@@ -360,10 +360,10 @@ def capacity_tables(gin_file: str, count: int) -> list[Any]:
     from tfrl.replay.reverb.library import reverb
     from tfrl.roles import tables
 
-    made = tables.make_tables(_workflow(gin_file), 1)
-    queue = next(t for t in made if t.info.name == tables.ROLLOUTS)
+    own_tables = tables.make_tables(_workflow(gin_file), 1)
+    queue = next(t for t in own_tables if t.info.name == tables.ROLLOUTS)
     own = reverb().Table.queue(tables.ROLLOUTS, count, signature=queue.info.signature)
-    return [*(t for t in made if t is not queue), own]
+    return [*(t for t in own_tables if t is not queue), own]
 
 
 def _simulated(
@@ -456,8 +456,8 @@ def capacity_case(
         for start in range(0, count, _THREADS):
             mine, theirs = context.Pipe()
             part = min(_THREADS, count - start)
-            given = (address, gin_file, part, period, pull, end, theirs)
-            context.Process(target=_simulated, args=given, daemon=True).start()
+            arguments = (address, gin_file, part, period, pull, end, theirs)
+            context.Process(target=_simulated, args=arguments, daemon=True).start()
             pipes.append(mine)
         for pipe in pipes:
             pipe.recv()
@@ -465,9 +465,9 @@ def capacity_case(
         def look() -> tuple[float, float, Any, list[float]]:
             for pipe in pipes:
                 pipe.send("count")
-            found = [pipe.recv() for pipe in pipes]
-            total = np.sum([counts for counts, _ in found], axis=0)
-            all_latencies = [x for _, own in found for x in own]
+            replies = [pipe.recv() for pipe in pipes]
+            total = np.sum([counts for counts, _ in replies], axis=0)
+            all_latencies = [x for _, own in replies for x in own]
             return time.monotonic(), _cpu_seconds(process.pid or 0), total, all_latencies
 
         time.sleep(min(period, seconds) + 1.0)
@@ -533,8 +533,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         for count in map(int, options.collectors.split(",")):
             envs = options.envs_per_collector
-            found = job_case(options.gin_file, count, envs, options.warm_up, options.seconds)
-            measure.emit(case="job", gin_file=options.gin_file, **found)
+            figures = job_case(options.gin_file, count, envs, options.warm_up, options.seconds)
+            measure.emit(case="job", gin_file=options.gin_file, **figures)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def train(gin_file, folder, **bindings):
 
 def axes_of(figure, ink, count):
     """Returns axes for a light or a dark page."""
-    found = figure.subplots(1, count, squeeze=False)[0]
-    for axes in found:
+    all_axes = figure.subplots(1, count, squeeze=False)[0]
+    for axes in all_axes:
         axes.patch.set_alpha(0.0)
         axes.tick_params(colors=ink, labelsize=8)
         axes.grid(alpha=0.25)
@@ -48,7 +48,7 @@ def axes_of(figure, ink, count):
             spine.set_color(ink)
         for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
             text.set_color(ink)
-    return found
+    return all_axes
 
 
 def smoothed(steps, values, window=10):

@@ -118,13 +118,13 @@ def measure_population(population: int, args: argparse.Namespace) -> None:
 
 def measure_growth(populations: list[int]) -> None:
     """Measures OpenES of several sizes, each in its own process."""
-    found = []
+    records = []
     for population in populations:
         command = [sys.executable, "-m", "benchmarks.evolution", f"--alone={population}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        measure.emit(**found[-1])
-    first, last = found[0], found[-1]
+        records.append(json.loads(done.stdout.splitlines()[-1]))
+        measure.emit(**records[-1])
+    first, last = records[0], records[-1]
     megabytes = last["resident_mb"] - first["resident_mb"]
     members = last["population"] - first["population"]
     measure.emit(benchmark="evolution", kb_per_member=megabytes * 1024 / members)
@@ -204,7 +204,7 @@ def measure_erl(args: argparse.Namespace) -> None:
 
     contestants = {"whole": run_of(1), "no_learning": run_of(10**9)}
     rates = measure.alternate(contestants, max(3, args.rounds // 3))
-    seconds = {name: 1 / max(found) for name, found in rates.items()}
+    seconds = {name: 1 / max(values) for name, values in rates.items()}
     environment = environment_seconds(11, 20, args.rounds)
     measure.emit(
         benchmark="evolution",
@@ -227,7 +227,7 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
     optimizer = getattr(evolution, name)(pop_size=128, **options)
     workflow = workflow_of(optimizer)
     number = max(4, round(args.seconds * 200))
-    whole = measure.alternate({name: generations(workflow, number)}, args.rounds)[name]
+    rates = measure.alternate({name: generations(workflow, number)}, args.rounds)[name]
 
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def searches(state: Any) -> Any:
@@ -245,13 +245,13 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
         state = searches(state)
         state.generation.numpy()
         seconds.append((time.perf_counter() - start) / number)
-    search = min(seconds) * max(whole)
-    environment = environment_seconds(128, number, args.rounds) * max(whole)
+    search = min(seconds) * max(rates)
+    environment = environment_seconds(128, number, args.rounds) * max(rates)
     measure.emit(
         benchmark="evolution",
         strategy=name,
         population=128,
-        generations_per_second=statistics.median(whole),
+        generations_per_second=statistics.median(rates),
         share_of_search=search,
         share_of_environment=environment,
         share_of_network=1 - search - environment,
@@ -285,15 +285,15 @@ def shares_of_iteration(env: Any, rounds: int) -> dict[str, float]:
         return tf.while_loop(lambda i, *_: i < number, body, start)[2]
 
     plays()
-    found = []
+    shares = []
     for _ in range(rounds):
         begin = time.perf_counter()
         plays().numpy()
         environment = time.perf_counter() - begin
         done = workflow.advance(state, number)
-        state, whole = done.state, done.seconds["rollout"] + done.seconds["update"]
-        found.append((environment / whole, done.seconds["update"] / whole))
-    environment, update = (statistics.median(x) for x in zip(*found, strict=True))
+        state, iteration_seconds = done.state, done.seconds["rollout"] + done.seconds["update"]
+        shares.append((environment / iteration_seconds, done.seconds["update"] / iteration_seconds))
+    environment, update = (statistics.median(x) for x in zip(*shares, strict=True))
     return {
         "share_of_environment": environment,
         "share_of_network": 1 - environment - update,
@@ -338,15 +338,15 @@ def measure_pbt(members: list[int], args: argparse.Namespace) -> None:
     shares = shares_of_iteration(env, args.rounds)
     measure.emit(benchmark="evolution", strategy="PBT, an iteration of one member", **shares)
     contestants = {str(n): rounds_of(n) for n in members}
-    found = measure.alternate({**contestants, "looped": looped()}, args.rounds)
+    timings = measure.alternate({**contestants, "looped": looped()}, args.rounds)
     for n in members:
-        costs = [a / (n * b) for a, b in zip(found[str(n)], found["looped"], strict=True)]
+        costs = [a / (n * b) for a, b in zip(timings[str(n)], timings["looped"], strict=True)]
         measure.emit(
             benchmark="evolution",
             pbt_members=n,
-            generations_per_second=1 / statistics.median(found[str(n)]),
-            seconds_per_round=statistics.median(found[str(n)]),
-            seconds_per_member=statistics.median(found[str(n)]) / n,
+            generations_per_second=1 / statistics.median(timings[str(n)]),
+            seconds_per_round=statistics.median(timings[str(n)]),
+            seconds_per_member=statistics.median(timings[str(n)]) / n,
             cost_beside_loop=statistics.median(costs),
         )
 

@@ -124,17 +124,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--records", help="output file of the records")
     args = parser.parse_args(argv)
-    found, env_steps = [], settings.assemble([GIN_FILE]).total_env_steps
+    summaries, env_steps = [], settings.assemble([GIN_FILE]).total_env_steps
     for optimizer in (evolution.NSGA2, RandomSearch):
         workflow = front_workflow(optimizer)
         name = f"hypervolume of {optimizer.__name__}"
         measured = functools.partial(volume, workflow, env_steps=env_steps)
-        found.append(summary(name, measured, args.seeds))
-    found.append(summary("coverage of MAPElites", filled, args.seeds))
-    for line in found:
+        summaries.append(summary(name, measured, args.seeds))
+    summaries.append(summary("coverage of MAPElites", filled, args.seeds))
+    for line in summaries:
         measure.emit(benchmark="evolution_quality", **line)
     if args.records:
-        pathlib.Path(args.records).write_text(json.dumps(found, indent=2) + "\n")
+        pathlib.Path(args.records).write_text(json.dumps(summaries, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,15 +72,15 @@ def tflite(folder: pathlib.Path, name: str, x: np.ndarray) -> dict[str, Callable
     runner = interpreter.get_signature_runner("action")
     direct = tf.lite.Interpreter(model_path=path)
     # Signatures are subgraphs; the first one is `action`.
-    taken = direct.get_input_details()[0]["index"]
-    given = direct.get_output_details()[0]["index"]
-    direct.resize_tensor_input(taken, x.shape)
+    input_index = direct.get_input_details()[0]["index"]
+    output_index = direct.get_output_details()[0]["index"]
+    direct.resize_tensor_input(input_index, x.shape)
     direct.allocate_tensors()
 
     def invoke() -> np.ndarray:
-        direct.set_tensor(taken, x)
+        direct.set_tensor(input_index, x)
         direct.invoke()
-        return direct.get_tensor(given)
+        return direct.get_tensor(output_index)
 
     return {f"{name}_interpreter": invoke, f"{name}_signature": lambda: runner(observation=x)}
 
@@ -108,17 +108,17 @@ def calls(root: pathlib.Path, hidden: tuple[int, ...]) -> dict[str, Callable[[],
     policy = policy_functions(agent, agent.init(seeding.key(0)))
     array = np.array([[0.1, -0.2, 0.05, 0.3]], np.float32)
     x = tf.constant(array)
-    found = {**bare(hidden, x), **saved_model(save_functions(policy, root / "saved_model"), x)}
+    functions = {**bare(hidden, x), **saved_model(save_functions(policy, root / "saved_model"), x)}
     for name, quantize in (("tflite", False), ("tflite_quantized", True)):
         folder = root / name
         folder.mkdir()
         export.write_tflite(policy, folder, quantize=quantize)
-        found.update(tflite(folder, name, array))
+        functions.update(tflite(folder, name, array))
     if all(importlib.util.find_spec(n) for n in ("tf2onnx", "onnxruntime")):
         (root / "onnx").mkdir()
         export.write_onnx(policy, root / "onnx")
-        found.update(onnx(root / "onnx", array))
-    return found
+        functions.update(onnx(root / "onnx", array))
+    return functions
 
 
 def microseconds(call: Callable[[], Any], count: int) -> float:
@@ -145,9 +145,9 @@ def main() -> None:
             name: lambda call=call: microseconds(call, args.calls)
             for name, call in compared.items()
         }
-        found = measure.alternate(contestants, args.rounds)
-    for name, values in found.items():
-        ratios = [own / bare for own, bare in zip(values, found[BARE], strict=True)]
+        timings = measure.alternate(contestants, args.rounds)
+    for name, values in timings.items():
+        ratios = [own / bare for own, bare in zip(values, timings[BARE], strict=True)]
         measure.emit(
             benchmark="export",
             call=name,

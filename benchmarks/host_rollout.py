@@ -97,9 +97,9 @@ def driver(num_envs: int, seconds: float) -> Callable[[], float]:
     from tf_agents.environments import batched_py_environment, suite_gym, tf_py_environment
     from tf_agents.networks import actor_distribution_network, value_network
 
-    made = [suite_gym.load("CartPole-v1") for _ in range(num_envs)]
+    envs = [suite_gym.load("CartPole-v1") for _ in range(num_envs)]
     env = tf_py_environment.TFPyEnvironment(
-        batched_py_environment.BatchedPyEnvironment(made, multithreading=False)
+        batched_py_environment.BatchedPyEnvironment(envs, multithreading=False)
     )
     specs = (env.observation_spec(), env.action_spec())
     agent = ppo_clip_agent.PPOClipAgent(
@@ -172,10 +172,10 @@ def measure_train(args: argparse.Namespace) -> None:
 
 def sb3(num_envs: int) -> float:
     """Returns Stable-Baselines3's rate, measured in its own process."""
-    found = measure.peer("peer_sb3.py", f"--num_envs={num_envs}")
-    if found is None:
+    figures = measure.peer("peer_sb3.py", f"--num_envs={num_envs}")
+    if figures is None:
         raise SystemExit("Stable-Baselines3 is not installed here; run: make bench-peers")
-    return float(found["env_steps_per_second"])
+    return float(figures["env_steps_per_second"])
 
 
 def beside(

@@ -47,7 +47,7 @@ class NormalizedPPO(reference.JaxPPO):
         of_obs, of_returns = moments([self.env[3]], 0.0), moments([], 1e-4)
         self.state = (*self.state, (of_obs, of_returns, jnp.zeros(self.b)))
 
-    def _seen(self, of_obs, obs):
+    def _normalized(self, of_obs, obs):
         n, mean, m2 = of_obs
         deviation = jnp.where(n > 0, jnp.sqrt(m2 / jnp.maximum(n, 1.0)), 1.0)
         return jnp.clip((obs - mean) / jnp.maximum(deviation, 1e-6), -OBS_CLIP, OBS_CLIP)
@@ -58,7 +58,7 @@ class NormalizedPPO(reference.JaxPPO):
         def body(both, key):
             carry, of_returns, returns = both
             action_key, step_key = jax.random.split(key)
-            obs = self._seen(of_obs, carry[1])
+            obs = self._normalized(of_obs, carry[1])
             action = self._sample(params, obs, action_key)
             logp = self._log_prob(params, obs, action)[0]
             carry, row = reference.advance(
@@ -74,7 +74,7 @@ class NormalizedPPO(reference.JaxPPO):
         keys = jax.random.split(key, self.horizon)
         (carry, *after), rows = jax.lax.scan(body, (carry, of_returns, returns), keys)
         obs, _, term, trunc, nxt, final, action, logp, paid = rows
-        ends = self._seen(of_obs, jnp.stack([obs, nxt]))
+        ends = self._normalized(of_obs, jnp.stack([obs, nxt]))
         value, next_value = reference._net(params["vf"], ends)[..., 0]
         delta = paid + reference.GAMMA * (1.0 - term) * next_value - value
         keep = reference.GAMMA * reference.LAMBDA * (1.0 - (term | trunc))
@@ -122,7 +122,7 @@ class NormalizedPPO(reference.JaxPPO):
         def play(params, of_obs, key):
             def body(both, key):
                 (state, obs), alive, total = both
-                action = reference._net(params["pi"], self._seen(of_obs, obs))
+                action = reference._net(params["pi"], self._normalized(of_obs, obs))
                 state, obs, reward, term = env[1](state, jnp.clip(action, -1.0, 1.0), key)
                 return ((state, obs), alive & ~term, total + alive * reward), None
 
@@ -142,12 +142,12 @@ def train(env_id, seed, steps, episodes):
         rows = ppo.run(min(100, iterations - done))
         returns, ends = rows.sum(0)
         curve.append(round(float(returns / max(ends, 1)), 1))
-    found = ppo.evaluate(env_id, episodes, jax.random.PRNGKey(1_000_000 + seed))
+    eval_returns = ppo.evaluate(env_id, episodes, jax.random.PRNGKey(1_000_000 + seed))
     return {
         "seed": seed,
         "env_steps": iterations * NUM_ENVS * HORIZON,
-        "return_mean": float(found.mean()),
-        "return_std": float(found.std()),
+        "return_mean": float(eval_returns.mean()),
+        "return_std": float(eval_returns.std()),
         "training_returns": curve,
         "seconds": time.perf_counter() - start,
     }

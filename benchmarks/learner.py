@@ -127,8 +127,8 @@ def reference_runs(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
         state = start.replace(params=named, extra=extra)
         taken = PolicyBatch(**dict(zip(COLUMNS, columns, strict=True)), value=columns[-1])
         taken = agent.prepare_minibatch(state, taken, lambda x: x)
-        found, metrics = agent.loss(named, state, taken, seeding.key(0))
-        return found, list(metrics.values())
+        loss_value, metrics = agent.loss(named, state, taken, seeding.key(0))
+        return loss_value, list(metrics.values())
 
     params = tf.nest.flatten(start.params)
     reference = ReferenceLearner(params, loss, guarded=True, jit=jit, **sizes)

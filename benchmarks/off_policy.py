@@ -250,15 +250,15 @@ def start_peers(task: Task, names: Sequence[str], seconds: float) -> dict[str, S
 
 def take_turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[Measured]]:
     """Measures all contestants in turn, so that noise of the machine affects all of them."""
-    found: dict[str, list[Measured]] = {name: [] for name in contestants}
+    measurements: dict[str, list[Measured]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
-            found[name].append(run())
-    return found
+            measurements[name].append(run())
+    return measurements
 
 
-def _rates(found: Mapping[str, Sequence[Measured]]) -> dict[str, float]:
-    return {name: _median(rounds, "updates_per_second") for name, rounds in found.items()}
+def _rates(measurements: Mapping[str, Sequence[Measured]]) -> dict[str, float]:
+    return {name: _median(rounds, "updates_per_second") for name, rounds in measurements.items()}
 
 
 def _median(rounds: Sequence[Measured], figure: str) -> float:
@@ -328,14 +328,14 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
         references = reference_runners(task, args.seconds)
     peers = start_peers(task, names, args.seconds)
     try:
-        found = take_turns({**contestants, **references, **peers}, args.rounds)
+        measurements = take_turns({**contestants, **references, **peers}, args.rounds)
     finally:
         for one in peers.values():
             one.close()
     if references:
-        rates = _rates({mode: found[mode] for mode in references})
+        rates = _rates({mode: measurements[mode] for mode in references})
         best = max(rates, key=lambda mode: rates[mode])
-        found["reference"], described["device"]["reference_mode"] = found[best], best
+        measurements["reference"], described["device"]["reference_mode"] = measurements[best], best
     for place in places:
         # The hand-written loop runs on the device.
         rivals = (["reference"] if place == "device" else []) + names
@@ -344,5 +344,5 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
             where=place,
             **described[place],
             batch_size=task.batch_size,
-            **beside(found[place], {name: found[name] for name in rivals}),
+            **beside(measurements[place], {name: measurements[name] for name in rivals}),
         )

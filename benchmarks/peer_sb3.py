@@ -70,11 +70,11 @@ def trainer(model: Any) -> Callable[[], int]:
 
 def measured(train: Callable[[], int], seconds: float) -> dict[str, float]:
     """Measures with one and with two torch threads; returns the faster one's figures."""
-    found = []
+    rates = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append({**peer_serving.rate(train, seconds / 2), "torch_threads": threads})
-    return max(found, key=lambda one: one["updates_per_second"])
+        rates.append({**peer_serving.rate(train, seconds / 2), "torch_threads": threads})
+    return max(rates, key=lambda one: one["updates_per_second"])
 
 
 def main() -> None:

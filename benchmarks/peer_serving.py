@@ -14,15 +14,15 @@ from typing import Any
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options of every peer."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--seconds", type=float, default=6.0, help="seconds per measurement")
-    made.add_argument(
+    arg_parser = argparse.ArgumentParser(description=description)
+    arg_parser.add_argument("--seconds", type=float, default=6.0, help="seconds per measurement")
+    arg_parser.add_argument(
         "--served", action="store_true", help="measure once per line of standard input"
     )
-    made.add_argument(
+    arg_parser.add_argument(
         "--random_steps", type=int, default=1000, help="number of initial random steps"
     )
-    return made
+    return arg_parser
 
 
 def off_policy_sizes(algorithm: str, random_steps: int) -> dict[str, Any]:

@@ -49,18 +49,20 @@ def in_modes(fn: Callable[..., Any], *args: Any) -> dict[str, np.ndarray]:
 
 def same_bits(fn: Callable[..., Any], *args: Any) -> dict[str, bool]:
     """Returns whether graph mode and XLA are bitwise equal to eager mode."""
-    found = in_modes(fn, *args)
-    return {mode: found[mode].tobytes() == found["eager"].tobytes() for mode in ("graph", "xla")}
+    results = in_modes(fn, *args)
+    return {
+        mode: results[mode].tobytes() == results["eager"].tobytes() for mode in ("graph", "xla")
+    }
 
 
 def operations() -> dict[str, Any]:
     """Returns the operations that XLA computes bitwise equally, and the others."""
     x = tf.constant(np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) * 3)
-    found = {name: same_bits(fn, x) for name, fn in UNARY.items()}
+    results = {name: same_bits(fn, x) for name, fn in UNARY.items()}
     return {
-        "graph_differs": [n for n, same in found.items() if not same["graph"]],
-        "xla_same": [n for n, same in found.items() if same["xla"]],
-        "xla_differs": [n for n, same in found.items() if not same["xla"]],
+        "graph_differs": [n for n, same in results.items() if not same["graph"]],
+        "xla_same": [n for n, same in results.items() if same["xla"]],
+        "xla_differs": [n for n, same in results.items() if not same["xla"]],
     }
 
 
@@ -107,7 +109,7 @@ def ring() -> dict[str, Any]:
         add(i)
         return total
 
-    found = {}
+    microseconds = {}
     for name, fn in (("add_then_read", add_first), ("read_then_add", read_first)):
         for jit in (False, True):
 
@@ -121,8 +123,8 @@ def ring() -> dict[str, Any]:
             start = time.perf_counter()
             call(tf.constant(200))
             seconds = time.perf_counter() - start
-            found[f"{name}_{'xla' if jit else 'graph'}"] = round(seconds / 200 * 1e6, 1)
-    return found
+            microseconds[f"{name}_{'xla' if jit else 'graph'}"] = round(seconds / 200 * 1e6, 1)
+    return microseconds
 
 
 def distributed_arguments() -> dict[str, Any]:

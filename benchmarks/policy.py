@@ -134,12 +134,12 @@ def main() -> None:
         contestants = {
             key: lambda call=call: microseconds(call, args.calls) for key, call in calls.items()
         }
-        found = measure.alternate(contestants, args.rounds)
-        pairs = list(zip(found["predict"], found["by_hand"], strict=True))
+        timings = measure.alternate(contestants, args.rounds)
+        pairs = list(zip(timings["predict"], timings["by_hand"], strict=True))
         measure.emit(
             policy=name,
             hidden=args.hidden,
-            **{key: min(times) for key, times in found.items()},
+            **{key: min(times) for key, times in timings.items()},
             overhead=statistics.median(ours - bare for ours, bare in pairs),
             ratio=statistics.median(ours / bare for ours, bare in pairs),
         )

@@ -57,9 +57,9 @@ def reference_runner(num_envs: int, seconds: float) -> tuple[Callable[[], float]
     """Returns a function that measures the reference in its best mode, and that mode."""
     from benchmarks import reference_ppo
 
-    made = {m: reference_ppo.ReferencePPO(num_envs, m) for m in reference_ppo.MODES}
+    references = {m: reference_ppo.ReferencePPO(num_envs, m) for m in reference_ppo.MODES}
     runs = {}
-    for mode, ppo in made.items():
+    for mode, ppo in references.items():
         ppo.run(1)
         start = time.perf_counter()
         ppo.run(2)

@@ -48,10 +48,10 @@ class ReferenceDQN(base.OffPolicyLoop):
             huber = tf.where(size < 1.0, 0.5 * size**2, size - 0.5)
             return tf.reduce_mean(huber), tf.reduce_mean(q)
 
-        gradients, found, mean_q = base.grad(loss, self.online)
+        gradients, loss_value, mean_q = base.grad(loss, self.online)
         gradients, norm = tf.clip_by_global_norm(gradients, MAX_NORM)
         self.adam.apply(gradients)
         due = tf.equal(i % EVERY, 0)
         for t, p in zip(self.target, self.online, strict=True):
             t.assign(tf.where(due, p, t))
-        return [found, mean_q, norm]
+        return [loss_value, mean_q, norm]

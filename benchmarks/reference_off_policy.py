@@ -67,8 +67,8 @@ def grad(loss: Callable[[list[tf.Tensor]], tuple[tf.Tensor, Any]], params: Param
     taken = values(params)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(taken)
-        found, extra = loss(taken)
-    return tape.gradient(found, taken), found, extra
+        value, extra = loss(taken)
+    return tape.gradient(value, taken), value, extra
 
 
 class Adam:

@@ -119,15 +119,23 @@ def main() -> None:
     flags = parser.parse_args()
     sizes = {name: getattr(flags, name) for name in ("capacity", "batch_size", "num_envs")}
     for kind, name in (("uniform", "sample"), ("prioritized", "sample_update")):
-        made = parts(kind, **sizes)
-        both = folded(made["add"], made["sample"], flags.fold)
-        measured = {"add": (made["add"], 1), name: (made["sample"], 1), "iteration": (both, 0)}
+        components = parts(kind, **sizes)
+        both = folded(components["add"], components["sample"], flags.fold)
+        measured = {
+            "add": (components["add"], 1),
+            name: (components["sample"], 1),
+            "iteration": (both, 0),
+        }
         for what, (fn, once) in measured.items():
             each = 1 if once else flags.fold
             calls = flags.calls if once else max(3, flags.calls // flags.fold)
             times = [t / each for t in timed(fn, flags.compile, calls)]
             figures = {"best_us": min(times), "median_us": statistics.median(times)}
-            kinds = {"kind": kind, "compile": flags.compile, "size": int(made["buffer"].size())}
+            kinds = {
+                "kind": kind,
+                "compile": flags.compile,
+                "size": int(components["buffer"].size()),
+            }
             measure.emit(benchmark=f"replay/{what}", **figures, **kinds, **sizes, calls=calls)
 
 

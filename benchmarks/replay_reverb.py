@@ -231,8 +231,8 @@ def bytes_per_frame(case: Case) -> dict[str, float]:
             (table,) = client.server_info().values()
             path = pathlib.Path(client.checkpoint())
             total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            apart = case.period if case.length else 1
-            sizes[name] = total / ((table.current_size - 1) * apart + case.frames)
+            stride = case.period if case.length else 1
+            sizes[name] = total / ((table.current_size - 1) * stride + case.frames)
             server.stop()
     return sizes
 
@@ -269,8 +269,11 @@ def run_case(name: str, rounds: int, seconds: float) -> None:
         # Reverb adapts chunk lengths at runtime, so sizes differ between runs.
         sizes = {}
         if len(case.shape) > 1:
-            found = [bytes_per_frame(case) for _ in range(max(rounds, 5))]
-            sizes = {name: statistics.median(one[name] for one in found) for name in found[0]}
+            measured_sizes = [bytes_per_frame(case) for _ in range(max(rounds, 5))]
+            sizes = {
+                name: statistics.median(one[name] for one in measured_sizes)
+                for name in measured_sizes[0]
+            }
     finally:
         buffer.close()
         ours.send("stop")

@@ -41,8 +41,8 @@ def config_digest(claim: Claim) -> str:
     """Returns a digest of all bindings of a claim's configuration; comments do not count."""
     from tfrl.launch import gin_files
 
-    found = {b.key: repr(b.value) for b in gin_files.read([claim.gin_file], claim.bindings)}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+    bound = {b.key: repr(b.value) for b in gin_files.read([claim.gin_file], claim.bindings)}
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def arguments(claim: Claim, seed: int | str) -> list[str]:
@@ -74,8 +74,8 @@ def read_record(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any] |
 def read_records(root: pathlib.Path, claim: Claim) -> dict[int, dict[str, Any]]:
     """Returns `{seed: record}` of all finished runs of a claim."""
     seeds = sorted(int(p.stem[5:]) for p in (root / claim.folder).glob("seed_*.json"))
-    found = {seed: read_record(root, claim, seed) for seed in seeds}
-    return {seed: record for seed, record in found.items() if record is not None}
+    records = {seed: read_record(root, claim, seed) for seed in seeds}
+    return {seed: record for seed, record in records.items() if record is not None}
 
 
 def run(
@@ -99,8 +99,8 @@ def run(
     print(f"{claim.name}, seed {seed}: {log}", file=sys.stderr, flush=True)
     code = _call(train_command(claim, seed, folder), log)
     if code:
-        said = log.read_text()[-2000:]
-        raise SystemExit(f"{claim.name}, seed {seed}, ended with {code}:\n{said}")
+        log_end = log.read_text()[-2000:]
+        raise SystemExit(f"{claim.name}, seed {seed}, ended with {code}:\n{log_end}")
     summary, metadata = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
     record = {"gin_file": claim.gin_file, "bindings": list(claim.bindings), "seed": seed, **summary}
     record.update(config=config, git_hash=metadata["git_hash"], curve=read_curve(folder))
@@ -187,8 +187,8 @@ def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS, others: Sequence
       claims: What the table has.
       others: More gin files to list as missing.
     """
-    found = {claim: read_records(root, claim) for claim in claims}
-    done = {claim: figures(claim, records) for claim, records in found.items() if records}
+    all_records = {claim: read_records(root, claim) for claim in claims}
+    done = {claim: figures(claim, records) for claim, records in all_records.items() if records}
     lines = [
         "| gin file | env steps | target | mean | 95% interval | reached | seeds | by seed | "
         "seconds |",
@@ -217,8 +217,8 @@ def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS, others: Sequence
 def write_page(page: pathlib.Path, text: str) -> None:
     """Replaces the text between two markers of a page."""
     before, _, rest = page.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, marker, after = rest.partition(END)
+    if not marker:
         raise SystemExit(f"{page}: expected the marks {BEGIN} and {END}, got at most one")
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 

@@ -136,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = pathlib.Path(scratch) / "run"
         _train(folder)
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # without a running server
-            found = pool.apply(saved_model_in_a_loop, (folder / "policy", args.rows, args.seconds))
-        measure.emit(benchmark="serve", what="SavedModel in a loop", rows=args.rows, **found)
+            row = pool.apply(saved_model_in_a_loop, (folder / "policy", args.rows, args.seconds))
+        measure.emit(benchmark="serve", what="SavedModel in a loop", rows=args.rows, **row)
         flags = [f"--batch_timeout_ms={args.batch_timeout_ms}"]
         (grpc_port,) = free_ports(1)
         if args.grpc:

@@ -83,8 +83,8 @@ def import_seconds(python: pathlib.Path) -> float:
 
 def compared(figures: dict[str, list[float]]) -> dict[str, Any]:
     """Returns medians, and the ratio of the current stack to 2.15."""
-    found: dict[str, Any] = {name: statistics.median(values) for name, values in figures.items()}
-    return {**found, "current_share": found["current"] / found["tensorflow_2.15"]}
+    medians: dict[str, Any] = {name: statistics.median(values) for name, values in figures.items()}
+    return {**medians, "current_share": medians["current"] / medians["tensorflow_2.15"]}
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
                 else:
                     runs[name].append(train(python, task))
         for figure in next(iter(runs.values()))[0]:
-            values = {name: [run[figure] for run in found] for name, found in runs.items()}
+            values = {name: [run[figure] for run in rows] for name, rows in runs.items()}
             emit(
                 benchmark="stacks", task=task, figure=figure, rounds=args.rounds, **compared(values)
             )

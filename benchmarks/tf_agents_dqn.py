@@ -61,9 +61,9 @@ TASK = off_policy.Task(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line and measures."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     usual = ["--where=host", "--peers=tf_agents"]
-    off_policy.run(TASK, __doc__, ("host", "reverb"), usual + given)
+    off_policy.run(TASK, __doc__, ("host", "reverb"), usual + arguments)
 
 
 if __name__ == "__main__":
