@@ -190,7 +190,7 @@ class SinglePart(Part):
 
     def truncated(self, index: int) -> bool:
         """See `Part.truncated`; from gym's info."""
-        return _told(self.env)
+        return _ended_by_time_limit(self.env)
 
 
 class BatchedPart(Part):
@@ -214,19 +214,19 @@ class BatchedPart(Part):
     def step(self, action: list[np.ndarray], first: np.ndarray) -> Frames:
         """Takes a step; TF-Agents' environments reset themselves after the last time step."""
         own = [np.array(leaf) for leaf in action]
-        seen = self._frames(self.env.step(tf.nest.pack_sequence_as(self._action_spec, own)))
-        late = first & (seen.step_type != FIRST)
+        new_frames = self._frames(self.env.step(tf.nest.pack_sequence_as(self._action_spec, own)))
+        late = first & (new_frames.step_type != FIRST)
         if late.any() and self.resets_rows:
-            seen = Frames(
-                np.where(late, FIRST, seen.step_type),
-                seen.reward,
-                seen.discount,
-                [np.array(x) for x in seen.obs],
+            new_frames = Frames(
+                np.where(late, FIRST, new_frames.step_type),
+                new_frames.reward,
+                new_frames.discount,
+                [np.array(x) for x in new_frames.obs],
             )
             for i in np.flatnonzero(late):
-                for leaf, value in zip(seen.obs, self.reset_row(i), strict=True):
+                for leaf, value in zip(new_frames.obs, self.reset_row(i), strict=True):
                     leaf[i] = value
-        return seen
+        return new_frames
 
     def _frames(self, time_step: Any) -> Frames:
         return frames([np.asarray(x) for x in _leaves(time_step)])
@@ -251,7 +251,7 @@ class BatchedPart(Part):
 
     def truncated(self, index: int) -> bool:
         """See `Part.truncated`; from gym's info."""
-        return bool(self._rows) and _told(self._rows[index])
+        return bool(self._rows) and _ended_by_time_limit(self._rows[index])
 
 
 class GraphPart(Part):
@@ -280,10 +280,10 @@ class GraphPart(Part):
     def step(self, action: list[np.ndarray], first: np.ndarray) -> Frames:
         """Takes a step; the environment resets itself after the last time step."""
         own = [tf.constant(a, d) for a, d in zip(action, self._dtypes, strict=True)]
-        seen = self._frames(self._step(*own))
-        if self.num_envs == 1 and first[0] and seen.step_type[0] != FIRST:
+        new_frames = self._frames(self._step(*own))
+        if self.num_envs == 1 and first[0] and new_frames.step_type[0] != FIRST:
             return self.reset()
-        return seen
+        return new_frames
 
     def _frames(self, leaves: list[tf.Tensor]) -> Frames:
         return frames([leaf.numpy() for leaf in leaves])
@@ -330,7 +330,7 @@ def _implemented(seed: Any, *args: Any) -> bool:
     return True
 
 
-def _told(env: Any) -> bool:
+def _ended_by_time_limit(env: Any) -> bool:
     """Returns whether gym's TimeLimit ended the last step; TF-Agents' GymWrapper drops this."""
     ask = env.call("get_info") if isinstance(env, ProcessPyEnvironment) else env.get_info
     try:
@@ -389,7 +389,7 @@ class TFAgentsBackend(Backend):
         self._lengths = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, bool)
         self._action: Any = None
-        self._seeded, self._told = True, False
+        self._seeded, self._warned = True, False
 
     def _make(self) -> None:
         """Makes the needed number of environments; each may itself be a batch."""
@@ -419,9 +419,9 @@ class TFAgentsBackend(Backend):
     def _describe(self) -> None:
         """Reads specs and limits."""
         name, env = self.name, self._parts[0].env
-        seen = env.time_step_spec()
-        check_reward_spec(name, seen.reward)
-        self._seen_spec = from_tf_agents_spec(name, "observation", seen.observation)
+        step_spec = env.time_step_spec()
+        check_reward_spec(name, step_spec.reward)
+        self._seen_spec = from_tf_agents_spec(name, "observation", step_spec.observation)
         self.action_spec = from_tf_agents_spec(name, "action", env.action_spec())
         for part in self._parts[1:]:
             other = part.env.time_step_spec().observation, part.env.action_spec()
@@ -450,16 +450,16 @@ class TFAgentsBackend(Backend):
 
     def _set_limit(self, own: int | None) -> None:
         """Sets the step limit of the backend, at most the environments' own limit."""
-        given = self._source.limit
-        if given is not None and own is not None and not 0 < given <= own:
+        limit = self._source.limit
+        if limit is not None and own is not None and not 0 < limit <= own:
             raise UserError(
                 f"max_episode_steps of {self.name}",
                 expected=f"at most {own}, the environment's own limit",
-                got=given,
+                got=limit,
                 remedy="Leave it out, or create the environment without its time limit.",
             )
-        self.max_episode_steps = own if given is None else given
-        if given == NO_LIMIT:
+        self.max_episode_steps = own if limit is None else limit
+        if limit == NO_LIMIT:
             self.max_episode_steps = None
 
     # Steps.
@@ -472,8 +472,8 @@ class TFAgentsBackend(Backend):
             self._seeded &= part.seed(seeds[begin : begin + part.num_envs])
             begin += part.num_envs
             frames.append(self._called("reset", part.reset))
-        if not self._seeded and not self._told:
-            self._told = True
+        if not self._seeded and not self._warned:
+            self._warned = True
             logging.warning(
                 "%s ignores seeds, so its episodes are not reproducible. Implement the "
                 "environment's method seed.",
@@ -586,8 +586,8 @@ class TFAgentsBackend(Backend):
         return Frames(**numbers, obs=obs)
 
     def _obs(self, frames: Frames) -> Nest:
-        seen = self._copy_obs(tf.nest.pack_sequence_as(self._seen_spec, frames.obs))
-        return seen if self._masks is None else self._masks.read(seen)
+        obs = self._copy_obs(tf.nest.pack_sequence_as(self._seen_spec, frames.obs))
+        return obs if self._masks is None else self._masks.read(obs)
 
     def _expect(self, what: str, ok: np.ndarray, wanted: str, got: np.ndarray) -> None:
         if not ok.all():

@@ -70,7 +70,7 @@ class Training(abc.ABC):
         """Returns the number of env steps of a replica's rows, int64 scalar."""
 
     @abc.abstractmethod
-    def observe(self, state: AgentState, seen: Nest) -> AgentState:
+    def observe(self, state: AgentState, observed_steps: Nest) -> AgentState:
         """Returns the state with a replica's experience merged into its statistics."""
 
     def takes(self, shape: tf.TensorShape) -> bool:
@@ -122,7 +122,7 @@ class Training(abc.ABC):
 
     def _update(self, experience: Any, weights: Any) -> dict[str, tf.Tensor]:
         learner, replicas = self.learner, self.learner.replicas
-        rows, seen = replicas.run(self.rows, experience, weights)
+        rows, observed_steps = replicas.run(self.rows, experience, weights)
         steps = replicas.run(lambda x: replicas.sum(self.steps_in(x)), rows)
         before = tf.convert_to_tensor(learner.env_steps)
         after = before + replicas.any_replica(steps)
@@ -141,22 +141,22 @@ class Training(abc.ABC):
         # After the update: the losses must use the statistics of acting.
         with tf.control_dependencies(list(metrics.values())):
             if self.observes:
-                self.merge_statistics(seen)
+                self.merge_statistics(observed_steps)
             learner.env_steps.assign(after)
             self.counter.assign_add(tf.ones([], self.counter.dtype))
         return _shared_out(metrics, replicas)
 
-    def merge_statistics(self, seen: Nest) -> None:
+    def merge_statistics(self, observed_steps: Nest) -> None:
         """Merges new experience into the agent's statistics, in place."""
         learner, before = self.learner, self.state_values()
         if before.normalizer is None:
             return
 
-        def merged(before: AgentState, seen: Nest) -> Nest:
-            after = self.observe(before, seen).normalizer
+        def merged(before: AgentState, observed_steps: Nest) -> Nest:
+            after = self.observe(before, observed_steps).normalizer
             return merge_over_replicas(learner.replicas, before.normalizer, after)
 
-        common = learner.replicas.any_replica(learner.replicas.run(merged, before, seen))
+        common = learner.replicas.any_replica(learner.replicas.run(merged, before, observed_steps))
         learner.assign(DEFAULT_MODULE_ID, before, before.replace(normalizer=common))
 
     def observe_frames(self, obs: Nest) -> None:
@@ -269,8 +269,8 @@ class OffPolicyTraining(Training):
             fields["weight"] = check_weights(weights, items.reward.shape[0])
         mask = tf.not_equal(experience.step_type[:, 0], LAST)
         counts = self.observes and self.learner.state.normalizer is not None
-        seen = sequences(experience).steps if counts else ()
-        return MaskedTransition(**fields, mask=mask), seen
+        observed_steps = sequences(experience).steps if counts else ()
+        return MaskedTransition(**fields, mask=mask), observed_steps
 
     def _check_length(self, shape: tf.TensorShape) -> None:
         """Raises a UserError for windows of another number of steps."""
@@ -292,9 +292,9 @@ class OffPolicyTraining(Training):
         replicas = self.learner.replicas
         return tf.cast(replicas.index() == 0, tf.int64)
 
-    def observe(self, state: AgentState, seen: Nest) -> AgentState:
+    def observe(self, state: AgentState, observed_steps: Nest) -> AgentState:
         """Merges the first step of every window, `[1, B, ...]`."""
-        first = tf.nest.map_structure(lambda x: x[tf.newaxis, :, 0], seen)
+        first = tf.nest.map_structure(lambda x: x[tf.newaxis, :, 0], observed_steps)
         return self.agent.update_normalizer(state, first)
 
 
@@ -373,9 +373,9 @@ class OnPolicyTraining(Training):
         """Returns the number of valid rows."""
         return tf.cast(valid_rows(rows), tf.int64)
 
-    def observe(self, state: AgentState, seen: Nest) -> AgentState:
+    def observe(self, state: AgentState, observed_steps: Nest) -> AgentState:
         """Merges the observations of all steps."""
-        return self.agent.update_normalizer(state, seen)
+        return self.agent.update_normalizer(state, observed_steps)
 
 
 class RowTraining(OnPolicyTraining):

@@ -67,8 +67,8 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
     if list(each) == ["."] and list(leaves) != ["."]:
         (joint,) = each.values()
         each = _parted(*joint, leaves)
-    made = [_distribution(*each[path], spec) for path, spec in leaves.items()]
-    return tf.nest.pack_sequence_as(agent.action_spec, made)
+    parts = [_distribution(*each[path], spec) for path, spec in leaves.items()]
+    return tf.nest.pack_sequence_as(agent.action_spec, parts)
 
 
 def _parted(
@@ -89,7 +89,7 @@ def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
         return _tfd.Independent(bits, len(shape)) if shape else bits
     loc, scale = (tf.cast(_shaped(parameters[n], shape), spec.dtype) for n in ("loc", "scale"))
     vector = len(shape) == 1
-    made = _tfd.MultivariateNormalDiag(loc, scale) if vector else _tfd.Normal(loc, scale)
+    dist = _tfd.MultivariateNormalDiag(loc, scale) if vector else _tfd.Normal(loc, scale)
     if kind == "tanh_gaussian":
         if spec.dtype != tf.float32:
             raise NotImplementedError(
@@ -97,8 +97,8 @@ def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
                 f"only float32, got {spec.dtype.name}. Call action."
             )
         low, high = specs.bounds(spec)
-        made = SquashToSpecNormal(made, specs.BoundedTensorSpec(shape, spec.dtype, low, high))
-    return made if vector or not shape else _tfd.Independent(made, len(shape))
+        dist = SquashToSpecNormal(dist, specs.BoundedTensorSpec(shape, spec.dtype, low, high))
+    return dist if vector or not shape else _tfd.Independent(dist, len(shape))
 
 
 def _masked_categorical(logits: tf.Tensor, spec: Any) -> Any:
@@ -111,20 +111,20 @@ def _masked_categorical(logits: tf.Tensor, spec: Any) -> Any:
         )
     start = np.asarray(specs.bounds(spec)[0])
     if start.any():
-        made = ShiftedCategorical(
+        dist = ShiftedCategorical(
             logits=logits, dtype=spec.dtype, shift=tf.constant(start, spec.dtype)
         )
     else:
-        made = _tfd.Categorical(logits=logits, dtype=spec.dtype)
-    return _tfd.Independent(made, len(shape)) if shape else made
+        dist = _tfd.Categorical(logits=logits, dtype=spec.dtype)
+    return _tfd.Independent(dist, len(shape)) if shape else dist
 
 
 def _shaped(flat: tf.Tensor, shape: list[int]) -> tf.Tensor:
     """Reshapes parameters `[B, ...]` to the shape of an action."""
-    whole = [*flat.shape[:1], *shape]
-    if flat.shape.as_list() == whole:
+    full_shape = [*flat.shape[:1], *shape]
+    if flat.shape.as_list() == full_shape:
         return flat
-    return tf.ensure_shape(tf.reshape(flat, tf.concat([tf.shape(flat)[:1], shape], 0)), whole)
+    return tf.ensure_shape(tf.reshape(flat, tf.concat([tf.shape(flat)[:1], shape], 0)), full_shape)
 
 
 def parameters(nest: Nest) -> tuple[Parameters, ...]:
@@ -162,28 +162,29 @@ def _parameters(leaf: Any) -> Parameters:
 
 
 def distribution(
-    found: tuple[Parameters, ...], action_spec: Nest, masks: list[Any]
+    all_parameters: tuple[Parameters, ...], action_spec: Nest, masks: list[Any]
 ) -> distributions.Distribution:
     """Makes the distribution over the actions of a spec.
 
     Args:
-      found: The result of `parameters`, leaves `[..., *leaf shape]`; logits have one more axis.
+      all_parameters: The result of `parameters`, leaves `[..., *leaf shape]`; logits have one more
+        axis.
       action_spec: The nest of specs of one action.
       masks: The valid values of each leaf, or None; from `ActionDistribution.check_mask`.
     """
     leaves = tf.nest.flatten(action_spec)
-    parts = tuple(_leaf(p, s, m) for p, s, m in zip(found, leaves, masks, strict=True))
+    parts = tuple(_leaf(p, s, m) for p, s, m in zip(all_parameters, leaves, masks, strict=True))
     if specs.is_spec(action_spec):
         return parts[0]
     return distributions.Joint(parts=parts, spec=action_spec)
 
 
-def _leaf(found: Parameters, spec: Any, mask: Any) -> distributions.Distribution:
+def _leaf(leaf_parameters: Parameters, spec: Any, mask: Any) -> distributions.Distribution:
     shape = tuple(spec.shape.as_list())
-    if "logits" in found:
-        return _categorical(found["logits"], spec, mask)
-    squashed = "squashed_loc" in found
-    loc, scale = (found[f"squashed_{n}" if squashed else n] for n in ("loc", "scale"))
+    if "logits" in leaf_parameters:
+        return _categorical(leaf_parameters["logits"], spec, mask)
+    squashed = "squashed_loc" in leaf_parameters
+    loc, scale = (leaf_parameters[f"squashed_{n}" if squashed else n] for n in ("loc", "scale"))
     loc, log_std = (_flat(tf.cast(x, tf.float32), len(shape)) for x in (loc, tf.math.log(scale)))
     common: dict[str, Any] = {"event_shape": shape, "dtype": spec.dtype}
     if not squashed:
@@ -195,8 +196,8 @@ def _leaf(found: Parameters, spec: Any, mask: Any) -> distributions.Distribution
 def _categorical(logits: tf.Tensor, spec: Any, mask: Any) -> distributions.Distribution:
     low, high = specs.bounds(spec)
     if not spec.shape.rank:
-        made = distributions.Categorical
-        return made.from_logits(logits, mask, start=int(low), dtype=spec.dtype)
+        categorical = distributions.Categorical
+        return categorical.from_logits(logits, mask, start=int(low), dtype=spec.dtype)
     rank = logits.shape.rank - 1 - spec.shape.rank
     rows = [low.size, logits.shape[-1]]  # K elements, A values
     logits = tf.reshape(logits, tf.concat([tf.shape(logits)[:rank], rows], 0))

@@ -166,31 +166,31 @@ class GraphEnvironment(TFEnvironment):
         self._key.assign(seeding.key(seed))
         self._resets.assign(0)
 
-    def _told(self, state: EnvState) -> tuple[Nest, TimeStep]:
+    def _outputs(self, state: EnvState) -> tuple[Nest, TimeStep]:
         check_reward(state.reward)
         return state.env_state, time_step(state, self._env.obs_spec, self._discount)
 
     def _begun(self) -> tuple[Nest, TimeStep]:
         number = self._resets.read_value()
         key = tf.where(number == 0, self._key, seeding.fold_in(self._key, number))
-        return self._told(self._env.reset(key))
+        return self._outputs(self._env.reset(key))
 
     def _values(self) -> tuple[Nest, TimeStep]:
         values = [variable.read_value() for variable in self._variables]
         return tf.nest.pack_sequence_as(self._shape, values)
 
-    def _keep(self, told: tuple[Nest, TimeStep]) -> TimeStep:
-        for variable, value in zip(self._variables, tf.nest.flatten(told), strict=True):
+    def _keep(self, outputs: tuple[Nest, TimeStep]) -> TimeStep:
+        for variable, value in zip(self._variables, tf.nest.flatten(outputs), strict=True):
             variable.assign(value)
-        return told[1]
+        return outputs[1]
 
     def _restart(self) -> TimeStep:
-        seen = self._keep(self._begun())
+        step = self._keep(self._begun())
         self._resets.assign_add(1)
-        return seen
+        return step
 
     def _go_on(self, action: Nest) -> TimeStep:
-        return self._keep(self._told(self._env.step(carrying(self._values()[0]), action)))
+        return self._keep(self._outputs(self._env.step(carrying(self._values()[0]), action)))
 
     def _current_time_step(self) -> TimeStep:
         return self._values()[1]

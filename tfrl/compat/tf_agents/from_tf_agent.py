@@ -308,11 +308,11 @@ def from_tf_agent(
     Raises:
       UserError: If `make_agent` makes no TFAgent, or the agent's state cannot be kept outside.
     """
-    made = functools.partial(
+    make_module = functools.partial(
         TFAgentModule, make_agent=make_agent, learns_from=learns_from, gamma=gamma, steps=n_step
     )
     if obs_spec is None and action_spec is None:
-        return made
+        return make_module
     if obs_spec is None or action_spec is None:
         raise UserError(
             "from_tf_agent",
@@ -320,4 +320,4 @@ def from_tf_agent(
             got=f"no {'obs_spec' if obs_spec is None else 'action_spec'}",
             remedy="Pass both specs.",
         )
-    return made(obs_spec=obs_spec, action_spec=action_spec)
+    return make_module(obs_spec=obs_spec, action_spec=action_spec)

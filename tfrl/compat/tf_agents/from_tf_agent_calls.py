@@ -150,14 +150,14 @@ def _noise(
     if policy is None or carry is None or after is None:
         yield
         return
-    made = [_Process(x, policy._ou_damping, policy._ou_stddev) for x in carry["noise"]]
+    processes = [_Process(x, policy._ou_damping, policy._ou_stddev) for x in carry["noise"]]
     # Bypasses `tf.Module`, which would wrap a list.
-    vars(policy)["_ou_process"] = tf.nest.pack_sequence_as(policy.action_spec, made)
+    vars(policy)["_ou_process"] = tf.nest.pack_sequence_as(policy.action_spec, processes)
     try:
         yield
     finally:
         vars(policy)["_ou_process"] = None
-    after["noise"] = [process.value for process in made]
+    after["noise"] = [process.value for process in processes]
 
 
 # The column of a batch with experience in TF-Agents' form.

@@ -96,7 +96,7 @@ class Logic:
             tensor_spec_lib.from_spec(time_step_spec(obs_spec)),
             specs.tensor_spec(action_spec, "action"),
         )
-        self.agent, self._made = self._new(seeding.key(0))
+        self.agent, self._created = self._new(seeding.key(0))
         self._check_specs()
         self.form = _form(self.agent, learns_from)
         policy = self.agent.policy
@@ -114,7 +114,7 @@ class Logic:
             raise _no_maker(_a(self._make))
         words = np.asarray(key).view(np.uint32)
         seed = int(words[0]) << 32 | int(words[1])
-        with keras.seeded(seed), drawn_from(key), recorded() as made:
+        with keras.seeded(seed), drawn_from(key), recorded() as created:
             try:
                 agent = self._make(*self._specs)
             except TypeError as error:
@@ -125,7 +125,7 @@ class Logic:
             if not isinstance(agent, TFAgent):
                 raise _no_maker(repr(agent) if agent is None else _a(agent))
             agent.initialize()
-        return agent, made
+        return agent, created
 
     def _check_specs(self) -> None:
         """Checks that the agent has these observation and action specs."""
@@ -151,11 +151,11 @@ class Logic:
           train: A function of the batch.
           batch_spec: The nest of specs of a batch.
         """
-        with recorded() as made, undecorated(self.agent):
+        with recorded() as created, undecorated(self.agent):
             traced = tf.function(train, autograph=False).get_concrete_function(batch_spec)
         self.metrics = tuple(traced.structured_outputs)
         _check_plain(self.agent, traced.graph)
-        known = [*self._made, *made, *traced.graph.variables]
+        known = [*self._created, *created, *traced.graph.variables]
         self.variables = AgentVariables(self.agent, known)
         unknown = self.variables.unknown(traced.graph)
         if unknown:
@@ -171,8 +171,8 @@ class Logic:
         """Returns fresh values, drawn from a key; for a given TFAgent its present values."""
         values = struct.paths(self.variables.values())
         if not isinstance(self._make, TFAgent):
-            agent, made = self._new(key)
-            fresh = struct.paths(AgentVariables(agent, made).values())
+            agent, created = self._new(key)
+            fresh = struct.paths(AgentVariables(agent, created).values())
             # Its optimizers have no slots yet; they start like the slots of the first agent.
             values = {path: fresh.get(path, x) for path, x in values.items()}
         return tf.nest.pack_sequence_as(self.variables.form, list(values.values()))

@@ -31,14 +31,14 @@ class AgentVariables:
         has optimizers, counters and other variables.
     """
 
-    def __init__(self, agent: Any, made: Sequence[tf.Variable]):
+    def __init__(self, agent: Any, created: Sequence[tf.Variable]):
         """Names the variables.
 
         Args:
           agent: The TFAgent.
-          made: All known variables created with the agent, in order.
+          created: All known variables created with the agent, in order.
         """
-        names = _named(agent, made)
+        names = _named(agent, created)
         self.form: AgentState = _as_state(names)
         self._leaves: list[tf.Variable] = tf.nest.flatten(self.form)
         self._paths = list(struct.paths(self.form))
@@ -140,18 +140,18 @@ def _plain(variable: Any) -> Any:
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tf.Variable]]:
     """Lists the variables created within the context, in order."""
-    made: list[tf.Variable] = []
+    created: list[tf.Variable] = []
 
     def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         variable = next_creator(**kwargs)
-        made.append(variable)
+        created.append(variable)
         return variable
 
     with tf.variable_creator_scope(creator):
-        yield made
+        yield created
 
 
-def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
+def _named(agent: Any, created: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     """Returns `{path: variable}`, each once."""
     names: dict[str, tf.Variable] = {}
     known: set[int] = set()
@@ -165,9 +165,9 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     attributes = [(name.lstrip("_"), x) for name, x in sorted(vars(agent).items())]
     own = [one for name, x in attributes for one in _networks(name, x, set(), modules=False)]
     # The agent's attributes name the variables, even if its policies have them too.
-    own.sort(key=lambda found: found[0].count("/"))
-    seen = {id(agent)}
-    parts = [one for name, x in attributes for one in _networks(name, x, seen, modules=True)]
+    own.sort(key=lambda item: item[0].count("/"))
+    visited = {id(agent)}
+    parts = [one for name, x in attributes for one in _networks(name, x, visited, modules=True)]
     for name, network in [*own, *parts]:
         target = any(part.startswith("target_") for part in name.split("/"))
         for i, variable in enumerate(network.variables):
@@ -181,13 +181,15 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
         if hasattr(optimizer, "apply_gradients"):
             for path, variable in _of_optimizer(optimizer, primaries):
                 add(f"extra/{name}/{path}", variable)
-    rest = [v for v in map(keras.tf_variable, [*made, *agent.variables]) if id(v) not in known]
+    rest = [v for v in map(keras.tf_variable, [*created, *agent.variables]) if id(v) not in known]
     for i, variable in enumerate({id(v): v for v in rest}.values()):
         add(f"extra/others/{i:03d}_{_base(variable)}", variable)
     return names
 
 
-def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterator[tuple[str, Any]]:
+def _networks(
+    name: str, thing: Any, visited: set[int], *, modules: bool
+) -> Iterator[tuple[str, Any]]:
     """Yields the Keras layers, with paths, in an attribute, a collection, or also a module."""
     if keras.is_layer(thing):
         yield name, thing
@@ -199,12 +201,12 @@ def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterat
         parts = list(enumerate(thing))
     elif modules and isinstance(thing, tf.Module):
         parts = [(part.lstrip("_"), x) for part, x in sorted(vars(thing).items())]
-    if not parts or id(thing) in seen:
+    if not parts or id(thing) in visited:
         return
-    seen.add(id(thing))
+    visited.add(id(thing))
     for part, x in parts:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", str(part))
-        yield from _networks(f"{name}/{plain}", x, seen, modules=modules)
+        yield from _networks(f"{name}/{plain}", x, visited, modules=modules)
 
 
 def _base(variable: Any) -> str:
@@ -325,8 +327,8 @@ class _Draws:
         self, shape: Any, alpha: Any, seed: int = 0, seed2: int = 0, name: Any = None
     ) -> Any:
         alpha = tf.convert_to_tensor(alpha)
-        whole = tf.concat([shape, tf.shape(alpha)], 0)
-        return tf.random.stateless_gamma(whole, self._next(), alpha, dtype=alpha.dtype)
+        full_shape = tf.concat([shape, tf.shape(alpha)], 0)
+        return tf.random.stateless_gamma(full_shape, self._next(), alpha, dtype=alpha.dtype)
 
     def random_poisson_v2(
         self,
@@ -338,8 +340,8 @@ class _Draws:
         name: Any = None,
     ) -> Any:
         rate = tf.convert_to_tensor(rate)
-        whole = tf.concat([shape, tf.shape(rate)], 0)
-        return tf.random.stateless_poisson(whole, self._next(), rate, dtype=dtype)
+        full_shape = tf.concat([shape, tf.shape(rate)], 0)
+        return tf.random.stateless_poisson(full_shape, self._next(), rate, dtype=dtype)
 
 
 _NAMES = [name for name in vars(_Draws) if not name.startswith("_")]
@@ -391,14 +393,14 @@ def unchecked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(
-    module: Any, names: list[str], made: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+    module: Any, names: list[str], make: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replaces functions of a module with `made(name, usual)` within the context."""
+    """Replaces functions of a module with `make(name, usual)` within the context."""
     with _LOCK:
         before = {name: getattr(module, name) for name in names}
         try:
             for name, usual in before.items():
-                setattr(module, name, made(name, usual))
+                setattr(module, name, make(name, usual))
             yield
         finally:
             for name, usual in before.items():

@@ -20,18 +20,18 @@ from tfrl.types import Nest
 MakeNetwork = Callable[..., Any]
 
 
-def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
+def make(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
     """Makes the network; see `from_tf_agents_network` for the arguments.
 
     Raises:
       UserError: Unless `make_network` is a function of these specs that makes a TF-Agents Network.
     """
-    given = [tensor_spec(floats(spec), "observation")]
+    arguments = [tensor_spec(floats(spec), "observation")]
     if action_spec is not None:
-        given.append(tensor_spec(action_spec, "action"))
-    _check_makes(make_network, len(given))
+        arguments.append(tensor_spec(action_spec, "action"))
+    _check_makes(make_network, len(arguments))
     try:
-        network = make_network(*given)
+        network = make_network(*arguments)
     except UserError:
         raise  # a UserError is a ValueError too
     except (TypeError, ValueError) as error:
@@ -166,9 +166,9 @@ class TFAgentsNetwork(networks.Network):
 
     def __post_init__(self) -> None:
         """Makes the network once."""
-        given = (self.make_network, self.spec, self.action_spec)
-        inputs = _input_spec(made(*given), self.spec)
-        self.model = networks.KerasNetwork(model_fn=lambda: _Model(made(*given)), spec=inputs)
+        arguments = (self.make_network, self.spec, self.action_spec)
+        inputs = _input_spec(make(*arguments), self.spec)
+        self.model = networks.KerasNetwork(model_fn=lambda: _Model(make(*arguments)), spec=inputs)
         if self.recurrent:
             self._check_memory()
 
@@ -296,7 +296,7 @@ def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nes
       A nest of specs; for distributions a tuple of dicts of their parameters' specs.
     """
     with tf.init_scope():
-        network = made(make_network, spec, action_spec)
+        network = make(make_network, spec, action_spec)
         output, _ = _Model(network)(specs.zeros(_input_spec(network, spec), (1,)))
     return tf.nest.map_structure(lambda y: tf.TensorSpec(y.shape[1:], y.dtype), output)
 

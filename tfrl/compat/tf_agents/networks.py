@@ -138,9 +138,9 @@ class TFAgentsPolicy(TFAgentsNetwork):
         super().__post_init__()
         self.distribution = distributions.make_distribution(self.action_spec)
 
-    def _distribution(self, found: Nest, mask: Nest) -> distributions.Distribution:
+    def _distribution(self, parameters: Nest, mask: Nest) -> distributions.Distribution:
         masks = self.distribution.check_mask(mask)
-        return their_distributions.distribution(found, self.action_spec, masks)
+        return their_distributions.distribution(parameters, self.action_spec, masks)
 
     def apply(self, params: Params, x: Nest, mask: Nest = None) -> distributions.Distribution:
         """Returns the distribution; see `PolicyNetwork.apply`."""

@@ -76,30 +76,30 @@ class DevicePlayer(Player):
         super().__init__(env, seed, discount)
         self._state: Any = None
         self._reset = tf.function(
-            counted_apart(lambda key: self._told(env.reset(key))), autograph=False
+            counted_apart(lambda key: self._outputs(env.reset(key))), autograph=False
         )
         self._step = tf.function(
-            counted_apart(lambda inner, action: self._told(env.step(carrying(inner), action))),
+            counted_apart(lambda inner, action: self._outputs(env.step(carrying(inner), action))),
             autograph=False,
         )
 
-    def _told(self, state: EnvState) -> tuple[Nest, TimeStep, dict[str, Any]]:
+    def _outputs(self, state: EnvState) -> tuple[Nest, TimeStep, dict[str, Any]]:
         check_reward(state.reward)
         info = {name: value for name, value in state.info.items() if name != "final_obs"}
         return state.env_state, time_step(state, self.env.obs_spec, self._discount), info
 
     def _begin(self, key: Any) -> TimeStep:
         key = key if tf.is_tensor(key) else seeding.key(key)
-        return self._seen(self._reset(key))
+        return self._keep(self._reset(key))
 
     def step(self, action: Nest) -> TimeStep:
         """Takes a step."""
-        return self._seen(self._step(self._state, as_tensors(action, self.env.action_spec)))
+        return self._keep(self._step(self._state, as_tensors(action, self.env.action_spec)))
 
-    def _seen(self, told: tuple[Nest, TimeStep, dict[str, Any]]) -> TimeStep:
-        self._state, seen, info = told
-        seen, self.info = tf.nest.map_structure(lambda x: x.numpy(), (seen, info))
-        return seen
+    def _keep(self, outputs: tuple[Nest, TimeStep, dict[str, Any]]) -> TimeStep:
+        self._state, step, info = outputs
+        step, self.info = tf.nest.map_structure(lambda x: x.numpy(), (step, info))
+        return step
 
     def render(self, index: int) -> np.ndarray:
         """Renders environment `index`."""
@@ -123,7 +123,7 @@ class HostEnvPlayer(Player):
 
     def _begin(self, key: Any) -> TimeStep:
         self._over = False
-        return self._seen(self.env.reset(key))
+        return self._keep(self.env.reset(key))
 
     def step(self, action: Nest) -> TimeStep:
         """Takes a step; without NEXT_STEP, returns the first time step after an end."""
@@ -132,9 +132,9 @@ class HostEnvPlayer(Player):
             return self._start()
         state = self.env.step(self._state, action)
         if self.env.autoreset is Autoreset.NEXT_STEP:
-            return self._seen(state)
+            return self._keep(state)
         self._over = bool(state.termination[0] | state.truncation[0])
-        return self._seen(state, state.info["final_obs"])
+        return self._keep(state, state.info["final_obs"])
 
     def _start(self) -> TimeStep:
         """Returns the first time step of the episode after an end."""
@@ -148,9 +148,9 @@ class HostEnvPlayer(Player):
             "episode_length": np.zeros(1, np.int32),
         }
         begun = self._state.replace(reward=none, termination=no, truncation=no, info=info)
-        return self._seen(begun)
+        return self._keep(begun)
 
-    def _seen(self, state: EnvState, obs: Nest = None) -> TimeStep:
+    def _keep(self, state: EnvState, obs: Nest = None) -> TimeStep:
         self._state = state
         self.info = {name: value for name, value in state.info.items() if name != "final_obs"}
         shown = state if obs is None else state.replace(obs=obs)

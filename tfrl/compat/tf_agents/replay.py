@@ -337,8 +337,8 @@ class _Frames:
     def _append(self, frame: Any) -> None:
         self.writer.append(frame)
         self._count += 1
-        behind = self._count - self._length
-        if behind >= 0 and behind % self._stride == 0:
+        start = self._count - self._length
+        if start >= 0 and start % self._stride == 0:
             if self._pending >= MOST_PENDING:
                 self.flush(LEFT_PENDING)
             window = tf.nest.map_structure(lambda h: h[-self._length :], self.writer.history)

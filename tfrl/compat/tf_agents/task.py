@@ -65,36 +65,36 @@ class TFAgentTask(RLTask):
         self._check(result)
         return result
 
-    def _check(self, found: Any) -> None:
+    def _check(self, agent: Any) -> None:
         owner = f"get_agent of {type(self).__name__}"
-        if not isinstance(found, TFAgentModule):
+        if not isinstance(agent, TFAgentModule):
             raise UserError(
                 owner,
                 expected="a TFAgentModule",
-                got=type(found).__name__,
+                got=type(agent).__name__,
                 remedy="Return from_tf_agent(make_agent, obs_spec=obs_spec, "
                 "action_spec=action_spec).",
             )
-        if found.initial_carry(1) is not None or found.takes_sequences:
+        if agent.initial_carry(1) is not None or agent.takes_sequences:
             raise UserError(
                 owner,
                 expected="an agent without policy state",
-                got=f"a {found.algorithm} with recurrent state or temporally correlated noise",
+                got=f"a {agent.algorithm} with recurrent state or temporally correlated noise",
                 remedy="Train it in OffPolicyWorkflow or OnPolicyWorkflow, on "
                 "make_env(..., env_kwargs={'vectorization': 'async'}) for processes.",
             )
-        replays = found.learns_from_replay
-        if replays and (self.config.num_samples, self.config.stride) != (found.n_step, 1):
+        replays = agent.learns_from_replay
+        if replays and (self.config.num_samples, self.config.stride) != (agent.n_step, 1):
             raise UserError(
                 f"num_samples of {type(self).__name__}",
-                expected=f"{found.n_step}, the steps per item of {found.algorithm}, and stride 1",
+                expected=f"{agent.n_step}, the steps per item of {agent.algorithm}, and stride 1",
                 got=f"num_samples {self.config.num_samples}, stride {self.config.stride}",
-                remedy=f"Write RLTaskConfig.num_samples = {found.n_step}.",
+                remedy=f"Write RLTaskConfig.num_samples = {agent.n_step}.",
             )
         if not replays and not (self.config.on_policy and self.config.stride == 1):
             raise UserError(
                 f"on_policy of {type(self).__name__}",
-                expected=f"True and stride 1, since {found.algorithm} learns from its own rollouts",
+                expected=f"True and stride 1, since {agent.algorithm} learns from its own rollouts",
                 got=f"{self.config.on_policy}, stride {self.config.stride}",
                 remedy="Write RLTaskConfig.on_policy = True.",
             )

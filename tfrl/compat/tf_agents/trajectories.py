@@ -157,14 +157,14 @@ def to_trajectory(
     shows_end = ended[-1] | ~(before | steps.valid[-1])
     final = _where(shows_end, LAST, _where(steps.valid[-1], MID, FIRST))
     step_type = _concat([step_type, final[None]])
-    behind = _where(shows_end, FIRST, MID)
+    after_final = _where(shows_end, FIRST, MID)
     info = steps.policy_extras if policy_info is None else policy_info
     frames = Frames(
         step_type=step_type,
         observation=_with_last(plain(steps.obs), plain(steps.next_obs)),
         action=_with_last(plain(steps.action)),
         policy_info=() if info is None else _with_last(plain(info)),
-        next_step_type=_concat([step_type[1:], behind[None]]),
+        next_step_type=_concat([step_type[1:], after_final[None]]),
         reward=_padded(_rewards(steps), 0.0),
         discount=_padded(_discounts(steps, discount), 1.0),
     )
@@ -198,11 +198,11 @@ def to_transitions(
     if isinstance(steps, Transition):
         return _items(steps, gamma)
     ended = steps.valid & (steps.termination | steps.truncation)
-    behind = _where(steps.valid, _where(ended, LAST, MID), FIRST)
+    next_step_type = _where(steps.valid, _where(ended, LAST, MID), FIRST)
     pair = _pair(
         steps,
         _step_types(steps, _begins(steps, first)),
-        behind,
+        next_step_type,
         _rewards(steps),
         _discounts(steps, 1.0),
         steps.policy_extras,
@@ -270,13 +270,13 @@ def _items(items: Transition, gamma: float) -> FramePair:
 
 
 def _pair(
-    steps: Any, step_type: Any, behind: Any, reward: Nest, discount: Any, info: Nest
+    steps: Any, step_type: Any, next_step_type: Any, reward: Nest, discount: Any, info: Nest
 ) -> FramePair:
     nothing = tf.nest.map_structure(_zeros_like, reward)
     return FramePair(
         time_step=TimeStep(step_type, nothing, _zeros_like(discount), plain(steps.obs)),
         action_step=PolicyStep(plain(steps.action), (), () if info is None else plain(info)),
-        next_time_step=TimeStep(behind, reward, discount, plain(steps.next_obs)),
+        next_time_step=TimeStep(next_step_type, reward, discount, plain(steps.next_obs)),
     )
 
 

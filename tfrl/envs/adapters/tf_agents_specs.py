@@ -114,14 +114,14 @@ class MaskReader:
       obs_spec: The nest of specs of the result of `read`.
     """
 
-    def __init__(self, name: str, action_mask: str | Splitter, seen: Nest, action_spec: Nest):
+    def __init__(self, name: str, action_mask: str | Splitter, obs_spec: Nest, action_spec: Nest):
         """Tries the mask on the specs.
 
         Args:
           name: The environment's id, for messages.
           action_mask: The path of the mask in the observation, parts joined by "/"; or TF-Agents'
             `observation_and_action_constraint_splitter`.
-          seen: The nest of specs of one observation.
+          obs_spec: The nest of specs of one observation.
           action_spec: The nest of specs of one action.
 
         Raises:
@@ -129,9 +129,11 @@ class MaskReader:
             the actions.
         """
         self._thing = f"action_mask of {name}"
-        given = action_mask
-        self._split = self._by_path(given, seen) if isinstance(given, str) else given
-        rest, mask = self._split(seen)
+        if isinstance(action_mask, str):
+            self._split = self._by_path(action_mask, obs_spec)
+        else:
+            self._split = action_mask
+        rest, mask = self._split(obs_spec)
         self._spec = host_spaces.mask_spec(name, action_spec)
         want, got = struct.paths(self._spec), struct.paths(plain(mask))
         if [s.shape for s in want.values()] != [tf.TensorShape(s.shape) for s in got.values()]:
@@ -150,15 +152,15 @@ class MaskReader:
         masks = [np.asarray(m).astype(bool) for m in tf.nest.flatten(mask)]
         return join_mask(plain(rest), tf.nest.pack_sequence_as(self._spec, masks))
 
-    def _by_path(self, path: str, seen: Nest) -> Splitter:
+    def _by_path(self, path: str, obs_spec: Nest) -> Splitter:
         parts = path.split("/")
-        part = seen
+        part = obs_spec
         for key in parts:
             part = _items(part).get(key)
             if part is None:
                 raise UserError(
                     self._thing,
-                    expected=f"a path in the observation ({', '.join(struct.paths(seen))})",
+                    expected=f"a path in the observation ({', '.join(struct.paths(obs_spec))})",
                     got=repr(path),
                     remedy="Pass the path of the mask, or a function obs -> (rest, mask).",
                 )
