@@ -460,7 +460,7 @@ def test_what_a_collector_reports_at_its_end_arrives(monkeypatch):
     client = reverb().Client(server.address)
     parameters.publish(client, parameters.Published(tables.agent_form(workflow(part)), 0, 0, False))
     collector = ReplayCollector(workflow(part), server.address, pull_seconds=60.0)
-    collector._told = time.monotonic()  # no report before the end
+    collector._last_report = time.monotonic()  # no report before the end
     calls = []
     for name in ("report", "_send_reports"):
         method = getattr(collector, name)

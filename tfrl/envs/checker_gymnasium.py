@@ -91,7 +91,7 @@ class Single:
         for layer in _layers(env):
             _check_signature(layer)
         self._masked = False
-        self._given: Nest = None  # the last observation, not copied
+        self._last_obs: Nest = None  # the last observation, not copied
         self._copy: Nest = None  # a copy of its values
         self._from = ""
 
@@ -102,7 +102,7 @@ class Single:
         returned = self._called(where, self.env.reset, **kwargs)
         check_layout(where, returned, RESET)
         obs, info = returned
-        answer = Answer(self._seen(where, obs))
+        answer = Answer(self._check_obs(where, obs))
         self._masked = self._masked or MASK in info
         answer.mask = self._mask(where, info, ended=False)
         return answer
@@ -113,7 +113,7 @@ class Single:
         returned = self._called(where, self.env.step, action)
         check_layout(where, returned, STEP)
         obs, reward, termination, truncation, info = returned
-        observed = self._seen(where, obs)
+        observed = self._check_obs(where, obs)
         paid = number(f"{where}: reward", reward)
         check_finite(f"{where}: reward", np.asarray(paid))
         check_end(where, termination, truncation)
@@ -133,16 +133,16 @@ class Single:
         self._check_kept(where)
         return returned
 
-    def _seen(self, where: str, obs: Any) -> Nest:
+    def _check_obs(self, where: str, obs: Any) -> Nest:
         """Checks an observation, and keeps it to detect later changes."""
         check_values(f"{where}: obs", obs, self.obs_spec)
-        self._given, self._copy, self._from = obs, copied(obs), where
+        self._last_obs, self._copy, self._from = obs, copied(obs), where
         return self._copy
 
     def _check_kept(self, where: str) -> None:
         if self._copy is None:
             return
-        differs = difference(self._copy, self._given, exact=True)
+        differs = difference(self._copy, self._last_obs, exact=True)
         if differs is not None:
             path, values = differs
             raise UserError(

@@ -89,11 +89,11 @@ def check_host(
         player = _Player(env, backend)
         start = player.reset(seed)
         played = player.play(start, steps, np.random.default_rng(seed), seconds)
-    check_same("reset", _seen(start), _seen(env.reset(seed)))
+    check_same("reset", _state_fields(start), _state_fields(env.reset(seed)))
     state = env.reset(seed)
     for t, (action, wanted) in enumerate(played, start=1):
         state = env.step(state, action)
-        check_same(f"step {t}", _seen(wanted), _seen(state))
+        check_same(f"step {t}", _state_fields(wanted), _state_fields(state))
     if stochastic:
         check_starts(
             "reset",
@@ -104,7 +104,7 @@ def check_host(
         )
 
 
-def _seen(state: EnvState) -> dict[str, Any]:
+def _state_fields(state: EnvState) -> dict[str, Any]:
     """All fields but the token, which counts the process's steps."""
     return {name: getattr(state, name) for name in SEEN}
 
@@ -143,7 +143,7 @@ class _Player:
         self.env, self.backend = env, backend
         self.ended = np.zeros(env.num_envs, bool)  # in the last step
         self._below = self.ended  # the same in the backend, where frozen rows continue
-        self._given: Any = None  # the last state's arrays, not copied
+        self._last_fields: Any = None  # the last state's arrays, not copied
         self._copy: Any = None  # a copy of their values
         self._from = ""
 
@@ -213,7 +213,9 @@ class _Player:
     def _check_kept(self, state: EnvState, where: str) -> None:
         """Checks that the arrays of the last state have not changed."""
         differs = (
-            None if self._copy is None else first_difference(self._copy, self._given, exact=True)
+            None
+            if self._copy is None
+            else first_difference(self._copy, self._last_fields, exact=True)
         )
         if differs is not None:
             raise UserError(
@@ -221,8 +223,8 @@ class _Player:
                 expected="arrays that no later call changes",
                 got=f"{differs[1]} after {where}",
             )
-        self._given = _seen(state)
-        self._copy = tf.nest.map_structure(np.array, self._given)
+        self._last_fields = _state_fields(state)
+        self._copy = tf.nest.map_structure(np.array, self._last_fields)
         self._from = where
 
     def _check_backend(self, where: str) -> None:

@@ -72,7 +72,7 @@ class HostErrors:
     last: ClassVar[UserError | None] = None
 
     @classmethod
-    def behind(cls, error: BaseException) -> UserError | None:
+    def cause_of(cls, error: BaseException) -> UserError | None:
         """Returns the UserError that caused TensorFlow's `error`, or None."""
         return cls.last if cls.last is not None and str(cls.last) in str(error) else None
 

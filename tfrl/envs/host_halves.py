@@ -94,8 +94,8 @@ class Halves(HostEnv):
     def send(self, state: EnvState, action: Nest) -> None:
         """Starts a step in all parts."""
         actions = split(action, len(self.parts))
-        for part, own, given in zip(self.parts, self.rows_of(state), actions, strict=True):
-            part.send(own, given)
+        for part, own, part_action in zip(self.parts, self.rows_of(state), actions, strict=True):
+            part.send(own, part_action)
 
     def receive(self) -> EnvState:
         """Returns the state after the step started by `send`."""

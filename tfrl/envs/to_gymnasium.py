@@ -219,18 +219,18 @@ class GymnasiumEnv(gymnasium.Env):
         """Starts an episode."""
         super().reset(seed=seed, options=options)
         state = self._player.reset(int(self.np_random.integers(2**31)))
-        return self._told(state.obs, state)
+        return self._obs_and_info(state.obs, state)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step; an episode's last step returns the terminal observation."""
         state = self._player.step(action, single=True)
         if np.ndim(state.reward) != 1:
             raise _several_rewards()
-        obs, info = self._told(state.info["final_obs"], state)
+        obs, info = self._obs_and_info(state.info["final_obs"], state)
         ends = bool(state.termination[0]), bool(state.truncation[0])
         return obs, float(state.reward[0]), *ends, info
 
-    def _told(self, obs: Nest, state: EnvState) -> tuple[Any, dict[str, Any]]:
+    def _obs_and_info(self, obs: Nest, state: EnvState) -> tuple[Any, dict[str, Any]]:
         info = tf.nest.map_structure(lambda x: x[0], _info(state))
         return _row(self.observation_space, obs, 0), info
 

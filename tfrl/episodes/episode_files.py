@@ -28,7 +28,7 @@ def write_episodes(path: pathlib.Path, episodes: Sequence[SingleAgentEpisode]) -
     if not path.name.endswith(_SUFFIX):
         raise UserError(f"episodes {path}", expected=f"a name that ends with {_SUFFIX}", got=path)
     arrays: dict[str, np.ndarray] = {}
-    form = [_taken(episode.get_state(), arrays) for episode in episodes]
+    form = [_encode(episode.get_state(), arrays) for episode in episodes]
     temporary = files.temporary_name(path.parent)
     try:
         with temporary.open("wb") as file:
@@ -60,7 +60,7 @@ def read_episodes(folder: str | pathlib.Path) -> list[SingleAgentEpisode]:
 def _read(path: pathlib.Path) -> list[SingleAgentEpisode]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            states = [_given(part, arrays) for part in json.loads(str(arrays[_FORM]))]
+            states = [_decode(part, arrays) for part in json.loads(str(arrays[_FORM]))]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"episodes {path}",
@@ -71,12 +71,12 @@ def _read(path: pathlib.Path) -> list[SingleAgentEpisode]:
     return [SingleAgentEpisode.from_state(state) for state in states]
 
 
-def _taken(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     """Returns a nest in JSON types; moves its arrays to a dict."""
     if isinstance(value, dict):
-        return {"dict": [[key, _taken(item, arrays)] for key, item in value.items()]}
+        return {"dict": [[key, _encode(item, arrays)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_taken(item, arrays) for item in value]}
+        return {type(value).__name__: [_encode(item, arrays) for item in value]}
     if isinstance(value, np.ndarray | np.generic):
         name = f"array_{len(arrays)}"
         arrays[name] = np.asarray(value)
@@ -84,11 +84,11 @@ def _taken(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return {"value": value}
 
 
-def _given(form: Any, arrays: Any) -> Any:
+def _decode(form: Any, arrays: Any) -> Any:
     ((kind, content),) = form.items()
     if kind == "dict":
-        return {key: _given(item, arrays) for key, item in content}
+        return {key: _decode(item, arrays) for key, item in content}
     if kind in ("list", "tuple"):
-        items = [_given(item, arrays) for item in content]
+        items = [_decode(item, arrays) for item in content]
         return tuple(items) if kind == "tuple" else items
     return arrays[content] if kind == "array" else content

@@ -201,7 +201,7 @@ def check_drawable(env: Env) -> None:
     for module in ("imageio_ffmpeg", "PIL.Image"):
         extras.require(module, "video")
     try:
-        drawn = env.copy(1, render=True) if isinstance(env, HostEnv) else apart(env)
+        drawn = env.copy(1, render=True) if isinstance(env, HostEnv) else independent_env(env)
         try:
             drawn.render(drawn.reset(seeding.key(0)), 0)
         finally:
@@ -213,7 +213,7 @@ def check_drawable(env: Env) -> None:
         raise _not_drawn(env, error) from error
 
 
-def apart(env: Env) -> Env:
+def independent_env(env: Env) -> Env:
     """Returns environments that can run independently of the training's.
 
     Args:

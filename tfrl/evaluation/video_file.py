@@ -205,17 +205,17 @@ class Preview:
         self.every = 1
         self._max_frames, self._max_side = max_frames, max_side
         self._kept: list[np.ndarray] = []
-        self._seen = 0
+        self._num_frames = 0
 
     def add(self, frame: np.ndarray) -> None:
         """Takes the next frame, uint8 `[H, W, 3]`."""
-        if self._seen % self.every == 0:
+        if self._num_frames % self.every == 0:
             if len(self._kept) == self._max_frames:
                 self._kept = self._kept[::2]
                 self.every *= 2
-            if self._seen % self.every == 0:
+            if self._num_frames % self.every == 0:
                 self._kept.append(_shrunk(frame, self._max_side))
-        self._seen += 1
+        self._num_frames += 1
 
     @property
     def frames(self) -> np.ndarray:

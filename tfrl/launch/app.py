@@ -123,10 +123,10 @@ def _call(main: Callable[..., int | None], *args: Any) -> int | None:
     except UserError as error:
         fail(error)
     except Exception as error:
-        behind = HostErrors.behind(error)
-        if behind is None:
+        cause = HostErrors.cause_of(error)
+        if cause is None:
             raise
-        fail(behind)
+        fail(cause)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None

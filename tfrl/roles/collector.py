@@ -99,7 +99,7 @@ class Collector:
         self.parameters = parameters.Subscriber(
             connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
         )
-        self._report_seconds, self._told = pull_seconds, -np.inf
+        self._report_seconds, self._last_report = pull_seconds, -np.inf
         begun = self.parameters.newest().env_steps
         root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
         self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
@@ -226,7 +226,7 @@ class Collector:
             ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
             self.env_steps += int(np.count_nonzero(valid))
             self.episodes += int(np.count_nonzero(ended))
-            if time.monotonic() - self._told >= self._report_seconds:
+            if time.monotonic() - self._last_report >= self._report_seconds:
                 heartbeat = {
                     "env_steps": np.int64(self.env_steps),
                     "learner_steps": np.int64(now.learner_steps),
@@ -235,7 +235,7 @@ class Collector:
                 self.report(HEARTBEATS, heartbeat)
                 self.report_more()
                 self._send_reports()
-                self._told = time.monotonic()
+                self._last_report = time.monotonic()
             iterations += 1
 
     def _rollouts(self) -> tuple[Any, Any]:
@@ -335,8 +335,8 @@ class ReplayCollector(Collector):
             rollouts, self._played = self._played, []
             obs = tf.nest.map_structure(lambda *x: np.concatenate(x), *[r.obs for r in rollouts])
             valid = np.concatenate([r.valid for r in rollouts])
-            seen = statistics.update(self.form.normalizer, obs, mask=valid)
-            self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(seen).items()})
+            obs_statistics = statistics.update(self.form.normalizer, obs, mask=valid)
+            self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(obs_statistics).items()})
 
     def close(self) -> None:
         """Sends the pending items, then closes the connections and environments.

@@ -40,14 +40,14 @@ class HeartbeatSender:
         self._thread.start()
 
     def _run(self) -> None:
-        told = False
+        logged = False
         while not self._ending.is_set():
             try:
                 self._client.insert(self._row, {HEARTBEATS: 1.0})
             except Exception as error:  # noqa: BLE001  (Reverb's errors have no common base)
-                if not told:
+                if not logged:
                     self._log(f"Note: the server at {self._address} takes no heartbeat: {error}")
-                    told = True
+                    logged = True
             self._ending.wait(_SECONDS)
 
     def close(self) -> None:

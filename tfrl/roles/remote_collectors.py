@@ -246,16 +246,16 @@ class RemoteCollectors(Collectors):
 
     def _watch(self) -> None:
         """Logs a line when neither env steps nor learner steps increase."""
-        before, since, told = (0, 0), time.monotonic(), False
+        before, since, logged = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
             if self._steps is None or not self._leads:
                 since = time.monotonic()  # no run yet
                 continue
             now = (self._env_steps, self._learner_steps)
             if now != before:
-                before, since, told = now, time.monotonic(), False
-            elif not told and time.monotonic() - since > _PATIENCE_SECONDS:
-                told = True
+                before, since, logged = now, time.monotonic(), False
+            elif not logged and time.monotonic() - since > _PATIENCE_SECONDS:
+                logged = True
                 doing = "" if self._iterating else "The learner evaluates or saves. "
                 waited = time.monotonic() - since
                 self._log(f"No progress for {waited:.0f} s. {doing}{self._who()}")
@@ -268,8 +268,8 @@ class RemoteCollectors(Collectors):
         heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(last.items())]
         if not np.isnan(self._evaluator_heard):
             heard.append(f"evaluator {now - self._evaluator_heard:.0f} s ago")
-        said = f"Last reports: {', '.join(heard) or 'none'}."
-        return f"{said} {self._of_tables()}"
+        message = f"Last reports: {', '.join(heard) or 'none'}."
+        return f"{message} {self._of_tables()}"
 
     def _look_at_heartbeats(self) -> None:
         """Reads the heartbeats while the main thread waits for experience."""
@@ -423,8 +423,8 @@ class ReplayCollectors(RemoteCollectors):
             self._publish(agent_state)
         played = self._played(waits)
         if self._group is not None:
-            told = self._group.broadcast_arrays(tf.nest.flatten(played))
-            played = tf.nest.pack_sequence_as(played, told)
+            leaves = self._group.broadcast_arrays(tf.nest.flatten(played))
+            played = tf.nest.pack_sequence_as(played, leaves)
         self._env_steps += int(played.env_steps)
         return played, env_state, carry
 
@@ -446,7 +446,7 @@ class ReplayCollectors(RemoteCollectors):
             episode_return=np.asarray(total, np.float32),
             episode_length=np.asarray(length, np.float32),
             metrics=self._heartbeats(),
-            seen=None if self._none is None else self._seen(steps),
+            obs_statistics=None if self._none is None else self._obs_statistics(steps),
         )
 
     def close(self) -> None:
@@ -488,8 +488,8 @@ class ReplayCollectors(RemoteCollectors):
         Counted like env steps. Where a learner before this one has read the reports, the means stay
         those of the last episodes.
         """
-        if told := self._reports(EPISODES):
-            number, _, length, total = np.sum(told, axis=0, dtype=np.float64)
+        if reports := self._reports(EPISODES):
+            number, _, length, total = np.sum(reports, axis=0, dtype=np.float64)
             self._means = float(length / number), float(total / number)
         count = self._counts("episodes")[0]
         info = self._answers.get(EPISODES)
@@ -502,14 +502,14 @@ class ReplayCollectors(RemoteCollectors):
         self._episodes += episodes
         return episodes
 
-    def _seen(self, steps: int) -> Nest:
+    def _obs_statistics(self, steps: int) -> Nest:
         """Returns the observation statistics since the last call."""
-        seen = self._none
+        merged = self._none
         for leaves in self._reports(STATISTICS) if steps else ():
-            by_path = dict(zip(sorted(struct.paths(seen)), leaves, strict=True))
-            leaves = [by_path[path] for path in struct.paths(seen)]
-            seen = statistics.merge(seen, tf.nest.pack_sequence_as(seen, leaves))
-        return tf.nest.map_structure(np.asarray, seen)
+            by_path = dict(zip(sorted(struct.paths(merged)), leaves, strict=True))
+            leaves = [by_path[path] for path in struct.paths(merged)]
+            merged = statistics.merge(merged, tf.nest.pack_sequence_as(merged, leaves))
+        return tf.nest.map_structure(np.asarray, merged)
 
     @property
     def _experience(self) -> tuple[list[Connection], str]:
@@ -678,16 +678,16 @@ class RolloutCollectors(RemoteCollectors):
 
     def _who(self) -> str:
         """Also names the collectors that have sent no rollout; asynchronous ones: no report."""
-        said = super()._who()
+        message = super()._who()
         awaited = self._synchronous and self._group is None
         answered = set(self._heard)
         if awaited:
             answered = {task for request, task in set(self._sources) if request >= self._request}
         missing = sorted(set(range(self._num_collectors)) - answered)
         if not missing:
-            return said
+            return message
         what = "rollout" if awaited else "report"
-        return f"No {what} of collectors {', '.join(map(str, missing))}. {said}"
+        return f"No {what} of collectors {', '.join(map(str, missing))}. {message}"
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""

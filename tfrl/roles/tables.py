@@ -200,8 +200,8 @@ def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:
         make_carry = getattr(player.agent, "initial_carry", None)
         carry = make_carry(env.num_envs) if make_carry else None
         collect = tf.function(player.collect_trajectory, autograph=False)
-        given = form, env_state, carry, seeding.key(0)
-        played = collect.get_concrete_function(*given).structured_outputs[0]
+        arguments = form, env_state, carry, seeding.key(0)
+        played = collect.get_concrete_function(*arguments).structured_outputs[0]
     return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), played)
 
 
@@ -237,9 +237,9 @@ def check_rollouts(
     address: str, info: Mapping[str, Any], form: Trajectory, num_collectors: int
 ) -> None:
     """Raises a UserError unless a server takes these rollouts of `num_collectors` collectors."""
-    want = {p: _said(spec) for p, spec in rollout_signature(form, num_collectors).items()}
+    want = {p: _format_spec(spec) for p, spec in rollout_signature(form, num_collectors).items()}
     table = info.get(ROLLOUTS)
-    have = {} if table is None else {p: _said(spec) for p, spec in table.signature.items()}
+    have = {} if table is None else {p: _format_spec(spec) for p, spec in table.signature.items()}
     for path in sorted(want.keys() | have.keys()):
         if want.get(path) != have.get(path):
             raise UserError(
@@ -257,7 +257,7 @@ def check_rollouts(
         )
 
 
-def _said(spec: tf.TensorSpec) -> str:
+def _format_spec(spec: tf.TensorSpec) -> str:
     return f"{spec.dtype.name} {spec.shape.as_list()}"
 
 
@@ -283,8 +283,8 @@ def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) ->
       addresses: "host:port" of each server, separated by commas.
       wait_seconds: Seconds to wait for an answer, and for a lost server.
     """
-    made = distributed_replay(workflow, len(addresses.split(",")))
-    return made.replace(address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds)
+    replay = distributed_replay(workflow, len(addresses.split(",")))
+    return replay.replace(address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds)
 
 
 def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:

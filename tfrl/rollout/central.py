@@ -41,7 +41,7 @@ def central_rollout(
     pending: set[int] = set()
     while acting or pending:
         if acting:
-            obs = beside([player.seen for player in players], axis=0)
+            obs = beside([player.agent_obs for player in players], axis=0)
             before = _carry_of(players)
             if calls == 0:
                 policy.begin(agent_state, key, length, obs, before)

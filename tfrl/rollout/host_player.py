@@ -39,7 +39,7 @@ class HostStepper:
         self._restarts = env.autoreset in SAME_STEP_MODES
 
     @property
-    def seen(self) -> Nest:
+    def agent_obs(self) -> Nest:
         """The agent's observation, `[B, ...]`."""
         return seen_by(self._agent, self.state)
 
@@ -79,7 +79,7 @@ class HostPlayer(HostStepper):
         """Takes the agent's state for `length` steps."""
         self._policy: HostPolicy = policy_for(env, agent, action_fn)
         super().__init__(env, agent, env_state, *carries_of(self._policy, carry))
-        self._policy.begin(agent_state, key, length, self.seen, self.carry)
+        self._policy.begin(agent_state, key, length, self.agent_obs, self.carry)
 
     def step(self, t: int) -> None:
         """Acts and steps."""
@@ -88,7 +88,7 @@ class HostPlayer(HostStepper):
 
     def send(self, t: int) -> tuple[Nest, Nest]:
         """Acts and starts step t; returns the action and the extras."""
-        action, after, extras = self._policy.act(self.seen, t, self.carry)
+        action, after, extras = self._policy.act(self.agent_obs, t, self.carry)
         self.dispatch(action, after)
         return action, extras
 

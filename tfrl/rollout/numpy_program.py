@@ -301,14 +301,14 @@ def _as_function(
       results: The slots that the function returns.
 
     Returns:
-      The slots with constant values, and `step(kept, given)`, which returns the values of
+      The slots with constant values, and `step(kept, inputs)`, which returns the values of
       `results`; the arguments are lists of the values of constant slots and of `inputs`.
     """
     available = {*inputs, *(slot for call in calls for slot in call.outputs)}
     read = [slot for call in calls for slot in call.inputs] + list(results)
     kept = list(dict.fromkeys(slot for slot in read if slot not in available))
     lines = []
-    for names, slots in (("kept", kept), ("given", inputs)):
+    for names, slots in (("kept", kept), ("inputs", inputs)):
         if slots:
             lines.append(f"[{', '.join(f'v{slot}' for slot in slots)}] = {names}")
     for i, call in enumerate(calls):
@@ -316,7 +316,7 @@ def _as_function(
         left = f"[{left}]" if call.in_tuple else left
         lines.append(f"{left} = f{i}({', '.join(f'v{slot}' for slot in call.inputs)})")
     lines.append(f"return [{', '.join(f'v{slot}' for slot in results)}]")
-    source = "def step(kept, given):\n" + "\n".join(f"    {line}" for line in lines)
+    source = "def step(kept, inputs):\n" + "\n".join(f"    {line}" for line in lines)
     scope: dict[str, Any] = {f"f{i}": call.fn for i, call in enumerate(calls)}
     # The source consists only of slot and function names generated above, not of user input.
     exec(compile(source, "<tfrl NumpyProgram>", "exec"), scope)  # nosec B102

@@ -28,7 +28,7 @@ class Collected(struct.Struct):
       episode_return: float32 scalar, their mean return; arbitrary without any.
       episode_length: float32 scalar, their mean length; arbitrary without any.
       metrics: float32 scalars by name, of the collectors.
-      seen: The `RunningStatistics` of the observations; None for an agent without them.
+      obs_statistics: The `RunningStatistics` of the observations; None for an agent without them.
     """
 
     env_steps: Any
@@ -36,7 +36,7 @@ class Collected(struct.Struct):
     episode_return: Any
     episode_length: Any
     metrics: Any
-    seen: Nest = None
+    obs_statistics: Nest = None
 
     def as_result(self, normalizer: Nest) -> RolloutResult:
         """Converts it to the result of a rollout whose experience is in the buffer already.
@@ -44,8 +44,8 @@ class Collected(struct.Struct):
         Args:
           normalizer: The agent's statistics of earlier observations.
         """
-        if self.seen is not None:
-            obs = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
+        if self.obs_statistics is not None:
+            obs = tf.nest.map_structure(tf.convert_to_tensor, self.obs_statistics)
             normalizer = statistics.merge(normalizer, obs)
         return RolloutResult(
             batch=None,

@@ -19,7 +19,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
-from tfrl.evaluation.video import Video, apart, check_drawable, record_video
+from tfrl.evaluation.video import Video, check_drawable, independent_env, record_video
 from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
@@ -375,7 +375,7 @@ class Workflow(abc.ABC):
           UserError: The file cannot be written, or the extra `video` is not installed.
         """
         return record_video(
-            apart(self.video_env()),  # the training's episodes go on undisturbed
+            independent_env(self.video_env()),  # the training's episodes go on undisturbed
             self.agent,
             self.agent_state(state),
             seeding.stream(seeding.key(seed), "video"),

@@ -58,7 +58,7 @@ class EnvPoolBackend(Backend):
         from envpool.registration import registry
 
         self.name, self.num_envs, self.autoreset = f"envpool:{task}", num_envs, autoreset
-        self._task, self._given = task, (max_episode_steps, info_fields, dict(options))
+        self._task, self._arguments = task, (max_episode_steps, info_fields, dict(options))
         self._options = dict(options)
         if max_episode_steps is not None:
             limit = _NO_LIMIT if max_episode_steps < 0 else max_episode_steps
@@ -181,7 +181,7 @@ class EnvPoolBackend(Backend):
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
     ) -> "EnvPoolBackend":
         """Returns new environments of the same task; `render` makes them renderable."""
-        limit, info_fields, options = self._given
+        limit, info_fields, options = self._arguments
         return EnvPoolBackend(
             self._task,
             num_envs,

@@ -104,7 +104,7 @@ class GymnasiumBackend(Backend):
             )
         spec = host_spaces.mask_spec(self.name, self.action_spec)
         copy = host_spaces.copier(spec, f"info[{MASK!r}] of {self.name}", self.num_envs)
-        self._masks = lambda given: copy(host_spaces.positional(spec, given))
+        self._masks = lambda mask: copy(host_spaces.positional(spec, mask))
         self._full = full_mask(self._vector.single_action_space)
         self.obs_spec = join_mask(self._seen_spec, spec)
 

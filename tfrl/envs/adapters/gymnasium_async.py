@@ -181,14 +181,14 @@ class ProcessVectorEnv(AsyncVectorEnv):
     def _ended_with(self, what: str) -> Any:
         """Ends all processes if one fails."""
         try:
-            with self._told(what):
+            with self._worker_errors(what):
                 yield
         except BaseException:
             self.close()
             raise
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Any:
+    def _worker_errors(self, what: str) -> Any:
         """Raises errors that name the silent or dead process."""
         try:
             yield

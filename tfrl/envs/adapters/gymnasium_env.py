@@ -395,7 +395,7 @@ class Member(gymnasium.Wrapper):
         except UserError as error:
             raise self._placed(error) from None
         self._masked = self._masked or MASK in info
-        return obs, self._told(info, ended=False)
+        return obs, self._select_info(info, ended=False)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes a step."""
@@ -427,7 +427,7 @@ class Member(gymnasium.Wrapper):
             return obs, reward, termination, truncation, info
         if ended:
             obs, info = copy.deepcopy((obs, info))
-        return obs, reward, termination, truncation, self._told(info, ended)
+        return obs, reward, termination, truncation, self._select_info(info, ended)
 
     def _place(self) -> str:
         return f"environment {self._index}, step {self._step}"
@@ -457,7 +457,7 @@ class Member(gymnasium.Wrapper):
             message += f", its action {text if len(text) <= 80 else text[:77] + '...'}"
         return env_error(error, f"{call} of {self._name}, {self._place()}", f"{message}.")
 
-    def _told(self, info: Mapping[str, Any], ended: bool) -> dict[str, Any]:
+    def _select_info(self, info: Mapping[str, Any], ended: bool) -> dict[str, Any]:
         kept_info = dict(info) if self._whole_info else {}
         for name in self._fields:
             if name in info:

@@ -228,12 +228,12 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
     @property
     def observation_space(self) -> gymnasium.Space:
         """The environment's; waits until it is made."""
-        return self._made().observation_space
+        return self._wait_until_ready().observation_space
 
     @property
     def action_space(self) -> gymnasium.Space:
         """The environment's; waits until it is made."""
-        return self._made().action_space
+        return self._wait_until_ready().action_space
 
     # The mailbox's interface.
 
@@ -362,7 +362,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._mailbox.hosts.remove(self._host)
             self.abandoned_threads += self._host.leaves_threads
 
-    def _made(self) -> Ready:
+    def _wait_until_ready(self) -> Ready:
         while self._ready is None:
             self._mailbox.check_open()
             self._mailbox.raise_faults()

@@ -94,12 +94,12 @@ class SyncEnvironmentWorker(EnvironmentWorker):
     @property
     def observation_space(self) -> gymnasium.Space:
         """The environment's; makes the environment if there is none yet."""
-        return self._made().env.observation_space
+        return self._ensure_runner().env.observation_space
 
     @property
     def action_space(self) -> gymnasium.Space:
         """The environment's; makes the environment if there is none yet."""
-        return self._made().env.action_space
+        return self._ensure_runner().env.action_space
 
     # The mailbox's interface.
 
@@ -132,7 +132,7 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         self._mailbox.put(self, work)
 
     def _guarded(self, run: Callable[[EpisodeRunner], WorkerState]) -> WorkerState:
-        runner = self._made()
+        runner = self._ensure_runner()
         try:
             state = run(runner)
         except EnvironmentFailed as failed:
@@ -141,7 +141,7 @@ class SyncEnvironmentWorker(EnvironmentWorker):
             raise environment_error(failed.failure) from failed.__cause__
         return state._replace(obs=copied(state.obs), info=copied(state.info))
 
-    def _made(self) -> EpisodeRunner:
+    def _ensure_runner(self) -> EpisodeRunner:
         if self._runner is None:
             self._mailbox.check_open()
             try:

@@ -295,17 +295,19 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
     """Vectorises and converts both functions; all traces share the result."""
     jax = versions.load("jax")
     versions.check_devices(jax.default_backend(), bool(tf.config.list_logical_devices("GPU")))
-    given = jax.eval_shape(jax.vmap(task.reset), jax.ShapeDtypeStruct((num_envs, 2), np.uint32))
+    reset_shapes = jax.eval_shape(
+        jax.vmap(task.reset), jax.ShapeDtypeStruct((num_envs, 2), np.uint32)
+    )
     actions = tf.nest.map_structure(
         lambda s: jax.ShapeDtypeStruct((num_envs, *s.shape), s.dtype.as_numpy_dtype),
         task.action_spec,
     )
-    layout = _Layout(given[0])
+    layout = _Layout(reset_shapes[0])
     info: dict[str, Any] = {}  # zeros like a step's info, filled when step is traced
 
     def step(leaves: Any, action: Any) -> Any:
         result = jax.vmap(task.step)(layout.decode(leaves), action)
-        _check_step(task.name, given, result)
+        _check_step(task.name, reset_shapes, result)
         state, obs, reward, termination, truncation, own = result
         own = as_nest(own)
         info.update(jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), own))
@@ -329,7 +331,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
             )
         return layout.encode(state), as_nest(obs), {**info, **as_nest(own)}
 
-    leaves = jax.eval_shape(layout.encode, given[0])
+    leaves = jax.eval_shape(layout.encode, reset_shapes[0])
     converted_step = _as_tensorflow(step, (leaves, actions))
     converted_reset = _as_tensorflow(reset, (jax.ShapeDtypeStruct((2,), np.int32),))
     return _Converted(layout=layout, reset=converted_reset, step=converted_step)
@@ -346,17 +348,17 @@ def _as_tensorflow(fn: Callable[..., Any], args: Any) -> Any:
                 *tf.nest.map_structure(_spec, args)
             )
 
-    made = lower()
-    modules = [o.get_attr("module") for o in made.graph.get_operations() if o.type == _CALL]
+    converted = lower()
+    modules = [o.get_attr("module") for o in converted.graph.get_operations() if o.type == _CALL]
     if any(kernel in module for module in modules for kernel in _JAXLIB_KERNELS):
         # Linear algebra uses kernels of jaxlib, which TensorFlow lacks. The TPU lowering rules
         # leave it to XLA, and their programs run on any device.
         everywhere = (jax2tf.DisabledSafetyCheck.platform(),)
-        made = lower(
+        converted = lower(
             native_serialization_platforms=("tpu",),
             native_serialization_disabled_checks=everywhere,
         )
-    return made
+    return converted
 
 
 _CALL = "XlaCallModule"

@@ -21,7 +21,7 @@ _GENERAL = (
     "info_fields",
 )
 # Cache of tasks: equal ids and arguments share one task, which is converted once.
-_made: dict[Hashable, tuple[JaxTask, int | None]] = {}
+_task_cache: dict[Hashable, tuple[JaxTask, int | None]] = {}
 _KEPT = 64
 
 BRAX_EPISODE_LENGTH = 1000  # of `brax.envs.create`
@@ -59,13 +59,13 @@ def _make_suite(
       UserError: For an unknown task or argument, and a missing or incompatible JAX.
     """
     key = logic_key((suite, task, kwargs))
-    if key not in _made:
-        if len(_made) >= _KEPT:
-            del _made[next(iter(_made))]
-        _made[key] = build(f"{suite}:{task}", task, **kwargs)
-    made, limit = _made[key]
+    if key not in _task_cache:
+        if len(_task_cache) >= _KEPT:
+            del _task_cache[next(iter(_task_cache))]
+        _task_cache[key] = build(f"{suite}:{task}", task, **kwargs)
+    jax_task, limit = _task_cache[key]
     return finish(
-        JaxEnv(task=made, num_envs=num_envs),
+        JaxEnv(task=jax_task, num_envs=num_envs),
         autoreset=autoreset,
         max_episode_steps=max_episode_steps,
         task_limit=limit,
@@ -201,7 +201,7 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
         return (state, key), obs, reward, done, jax.numpy.zeros((), bool), info
 
     shapes = jax.eval_shape(lambda key: as_nest(reset(key)[1]), jax.random.PRNGKey(0))
-    made = JaxTask(
+    jax_task = JaxTask(
         name=env_id,
         reset=reset,
         step=step,
@@ -209,7 +209,7 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
         action_spec=_gymnax_action(env.action_space(params)),
         source=(env, params),
     )
-    return made, limit
+    return jax_task, limit
 
 
 make_gymnax = functools.partial(_make_suite, "jax/gymnax", _build_gymnax)
@@ -279,7 +279,7 @@ def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None
         action_spec = specs.DiscreteSpec(int(nvec.prod()), dtype=tf.int32)
     else:
         action_spec = _jumanji_spec(env.action_spec)
-    made = JaxTask(
+    jax_task = JaxTask(
         name=env_id,
         reset=reset,
         step=step,
@@ -287,7 +287,7 @@ def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None
         action_spec=action_spec,
         source=env,
     )
-    return made, None
+    return jax_task, None
 
 
 make_jumanji = functools.partial(_make_suite, "jax/jumanji", _build_jumanji)
