@@ -224,10 +224,10 @@ def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") ->
     )
 
 
-def known(name: str, given: Iterable[str], names: Iterable[str], *, remedy: str = "") -> None:
+def known(name: str, values: Iterable[str], names: Iterable[str], *, remedy: str = "") -> None:
     """Raises a UserError for names that are not among the known ones, with the nearest."""
     names = sorted(names)
-    unknown = [n for n in given if n not in names]
+    unknown = [n for n in values if n not in names]
     if unknown:
         raise UserError(
             name,
@@ -237,16 +237,16 @@ def known(name: str, given: Iterable[str], names: Iterable[str], *, remedy: str 
         )
 
 
-def same_keys(name: str, given: Any, wanted: Iterable[Any], *, more: bool = False) -> None:
+def same_keys(name: str, value: Any, wanted: Iterable[Any], *, more: bool = False) -> None:
     """Raises a UserError unless a value is a dict with the wanted keys, and `more` at most."""
     keys = list(wanted)
-    if isinstance(given, Mapping):
-        missing = [str(k) for k in keys if k not in given]
-        extra = [] if more else [str(k) for k in given if k not in keys]
+    if isinstance(value, Mapping):
+        missing = [str(k) for k in keys if k not in value]
+        extra = [] if more else [str(k) for k in value if k not in keys]
         got = [f"no {', '.join(missing)}"] * bool(missing)
         got += [f"unknown {', '.join(extra)}"] * bool(extra)
     else:
-        got = [type(given).__name__]
+        got = [type(value).__name__]
     if got:
         expected = f"a dict with the keys {', '.join(map(str, keys))}"
         raise UserError(name, expected=expected, got=" and ".join(got))

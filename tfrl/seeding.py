@@ -109,8 +109,8 @@ def fold_in(key: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
 def _children(key: tf.Tensor) -> tf.Tensor:
     """What all children of a key are made of, int32 [2]."""
     # Apart from the draws of the key itself, of which `split` and the others make use.
-    apart = tf.bitwise.bitwise_xor(key, tf.constant(_FOLD, tf.int32))
-    return uniform_bits(apart, [2], tf.int32)
+    folded = tf.bitwise.bitwise_xor(key, tf.constant(_FOLD, tf.int32))
+    return uniform_bits(folded, [2], tf.int32)
 
 
 def stream(key: tf.Tensor, name: str) -> tf.Tensor:

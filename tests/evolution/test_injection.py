@@ -24,7 +24,7 @@ def test_actors_replace_the_last_candidates():
     population, _ = made.ask(state, [ACTOR, OTHER])
     np.testing.assert_array_equal(population["w"][:2], plain["w"][:2])
     np.testing.assert_array_equal(population["w"][2:], [[7.0, 8.0], [9.0, 9.0]])
-    told, fitness, share = made.told(state, population, tf.constant([1.0, 2.0, 3.0, 4.0]))
+    told, fitness, share = made.tell_arguments(state, population, tf.constant([1.0, 2.0, 3.0, 4.0]))
     assert told is population and fitness.shape == [4] and float(share) == 0.5
 
 
@@ -32,12 +32,16 @@ def test_an_extra_actor_takes_the_place_of_the_worst_if_it_is_fitter():
     made, state = injection("extra")
     population, _ = made.ask(state, [ACTOR])
     assert population["w"].shape == [5, 2]
-    told, fitness, share = made.told(state, population, tf.constant([3.0, 1.0, 4.0, 2.0, 2.5]))
+    told, fitness, share = made.tell_arguments(
+        state, population, tf.constant([3.0, 1.0, 4.0, 2.0, 2.5])
+    )
     np.testing.assert_array_equal(fitness, [3.0, 2.5, 4.0, 2.0])
     np.testing.assert_array_equal(told["w"][1], ACTOR["w"])
     np.testing.assert_array_equal(told["w"][0], population["w"][0])
     assert float(share) == 0.25
-    told, fitness, share = made.told(state, population, tf.constant([3.0, 1.0, 4.0, 2.0, 0.5]))
+    told, fitness, share = made.tell_arguments(
+        state, population, tf.constant([3.0, 1.0, 4.0, 2.0, 0.5])
+    )
     np.testing.assert_array_equal(told["w"], population["w"][:4])
     assert float(share) == 0.0
 
@@ -47,7 +51,7 @@ def test_two_extra_actors_and_a_lost_member():
     population, _ = made.ask(state, [ACTOR, OTHER])
     nan = float("nan")
     fitness = tf.constant([3.0, nan, 4.0, 2.0, 1.0, 2.5])
-    _, fitness, share = made.told(state, population, fitness)
+    _, fitness, share = made.tell_arguments(state, population, fitness)
     np.testing.assert_array_equal(fitness, [3.0, 1.0, 4.0, 2.0][:1] + [2.5, 4.0, 2.0])
     assert float(share) == 0.25  # the second has taken the place of the first
 
@@ -58,7 +62,7 @@ def test_the_mean_is_pulled():
     np.testing.assert_allclose(pulled.params["w"], [1.75, 2.0])
     np.testing.assert_allclose(pulled.search.mean, [1.75, 2.0])
     np.testing.assert_allclose(tf.reduce_mean(population["w"], 0), [1.75, 2.0], rtol=1e-6)
-    assert float(made.told(state, population, tf.zeros([4]))[2]) == 0.25
+    assert float(made.tell_arguments(state, population, tf.zeros([4]))[2]) == 0.25
 
 
 @pytest.mark.parametrize("name", ["CEM", "DiagonalCEM", "CMAES", "SepCMAES", "SNES", "PGPE", "ARS"])
@@ -75,7 +79,7 @@ def test_nothing_enters_between_injections(kind):
     population, search = made.ask(state, [ACTOR])
     np.testing.assert_array_equal(population["w"][:4], plain["w"])
     fitness = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0][: made.num_members])
-    told, fitness, share = made.told(search, population, fitness)
+    told, fitness, share = made.tell_arguments(search, population, fitness)
     np.testing.assert_array_equal(told["w"], plain["w"])
     assert float(share) == 0.0
     later = state.replace(generation=state.generation + 1)

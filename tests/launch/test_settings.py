@@ -190,7 +190,7 @@ def test_wrappers_of_gin_can_go_to_processes():
 
 def test_games_are_evaluated_whole():
     made = settings.assemble(["ppo/envpool_breakout.gin"], ["eval/make_env.num_envs=2"])
-    found = [env.backend._given[2] for env in (made.workflow.env, made.workflow.eval_env)]
+    found = [env.backend._arguments[2] for env in (made.workflow.env, made.workflow.eval_env)]
     made.workflow.close()
     assert found == [{"episodic_life": True, "reward_clip": True}, {}]
 

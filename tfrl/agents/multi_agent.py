@@ -298,7 +298,7 @@ class MultiAgent(Agent):
                 (extras, output.extras),
             ):
                 if nest is not None:
-                    results.update(zip(ids, _apart(nest, len(ids)), strict=True))
+                    results.update(zip(ids, _split_rows(nest, len(ids)), strict=True))
         return ActionOutput(action=actions, carry=carries or None, extras=extras or None)
 
     # Learning.
@@ -381,7 +381,7 @@ def _side_by_side(nests: Sequence[Nest], axis: int) -> Nest:
     return tf.nest.map_structure(lambda *xs: tf.concat(xs, axis), *nests)
 
 
-def _apart(nest: Nest, count: int) -> list[Nest]:
+def _split_rows(nest: Nest, count: int) -> list[Nest]:
     """Cuts the leading axis of a nest into `count` equal parts."""
     if count == 1:
         return [nest]

@@ -102,26 +102,26 @@ class WorkerGroup:
         """Returns whether the flag is set on any worker."""
         return any(self._exchange("a flag", int(bool(flag))))
 
-    def gather_to_chief(self, given: np.ndarray) -> list[np.ndarray]:
+    def gather_to_chief(self, data: np.ndarray) -> list[np.ndarray]:
         """Gathers every worker's bytes at the chief, in the order of the workers.
 
         The transfers have a few megabytes each, and only the chief allocates memory for all.
 
         Args:
-          given: uint8 [n]; n may differ between workers.
+          data: uint8 [n]; n may differ between workers.
 
         Returns:
           uint8 [n] of each worker; an empty list in other processes than the chief.
         """
         if self.num_workers == 1:
-            return [given]
-        lengths = [int(n) for n in self.all_gather(int(given.size))]
+            return [data]
+        lengths = [int(n) for n in self.all_gather(int(data.size))]
         result = [np.empty(n, np.uint8) for n in lengths] if self.is_chief else []
         # Powers of two, so that few sizes are traced.
         piece = min(_PIECE_BYTES, max(4, 1 << (max(lengths, default=0) - 1).bit_length()))
         for start in range(0, max(lengths), piece):
             row = np.zeros([self.num_workers, piece], np.uint8)
-            own = given[start : start + piece]
+            own = data[start : start + piece]
             row[self.index, : own.size] = own
             # Integers: sums with zeros are exact.
             with lost_workers(self._strategy), self._bounded("a piece of bytes"):

@@ -89,9 +89,9 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         Raises:
           UserError: For a fitness or a population of another shape.
         """
-        return self._told(state, fitness, population)
+        return self._tell(state, fitness, population)
 
-    def _told(self, state: EvoState, fitness: Any, population: Nest, **more: Any) -> EvoState:
+    def _tell(self, state: EvoState, fitness: Any, population: Nest, **more: Any) -> EvoState:
         """`tell`, with further arguments for `learn`."""
         fitness = self.checked_fitness(fitness)
         if population is None:
@@ -150,17 +150,17 @@ class EvoOptimizer(struct.Struct, abc.ABC):
     def _vectors(self, name: str, nest: Nest, like: Nest, batch: list[int]) -> tf.Tensor:
         """Returns a nest like the parameters as vectors, float32 `[*batch, D]`."""
         name = f"{name} of {type(self).__name__}"
-        wanted, given = struct.paths(like), struct.paths(nest)
-        if set(given) != set(wanted):
+        wanted, leaves = struct.paths(like), struct.paths(nest)
+        if set(leaves) != set(wanted):
             raise UserError(
                 name,
                 expected=f"the leaves of the parameters: {', '.join(wanted)}",
-                got=", ".join(given) or "none",
+                got=", ".join(leaves) or "none",
                 remedy="Pass what `ask` returns, with some of its rows replaced."
                 if batch
                 else "Pass a nest like one candidate.",
             )
-        for path, leaf in given.items():
+        for path, leaf in leaves.items():
             checks.dtype(f"{name}: {path}", leaf, tf.float32)
             shape = [*batch, *wanted[path].shape]
             if not tf.TensorShape(leaf.shape).is_compatible_with(shape):

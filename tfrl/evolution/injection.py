@@ -110,7 +110,7 @@ class Injection(struct.Struct):
 
         return tf.nest.map_structure(replaced, population, stacked), search
 
-    def told(
+    def tell_arguments(
         self, search: EvoState, population: Nest, fitness: tf.Tensor
     ) -> tuple[Nest, tf.Tensor, tf.Tensor]:
         """Returns the arguments of `tell` from the evaluated candidates.

@@ -40,16 +40,18 @@ class PopulationActing(struct.Struct):
         self, state: Any, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
         """Returns the actions `[P E, ...]` of observations `[P E, ...]`."""
-        output = self.agent.evaluate_actions(state, self._apart(obs), key, self._apart(carry))
+        output = self.agent.evaluate_actions(
+            state, self._per_member(obs), key, self._per_member(carry)
+        )
         return ActionOutput(action=_joined(output.action), carry=_joined(output.carry))
 
-    def _apart(self, nest: Nest) -> Nest:
+    def _per_member(self, nest: Nest) -> Nest:
         """Reshapes rows `[P E, ...]` to `[P, E, ...]`."""
 
-        def apart(x: tf.Tensor) -> tf.Tensor:
+        def reshape(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(x, [self.num_members, -1, *x.shape[1:]])
 
-        return None if nest is None else tf.nest.map_structure(apart, nest)
+        return None if nest is None else tf.nest.map_structure(reshape, nest)
 
 
 def _joined(nest: Nest) -> Nest:

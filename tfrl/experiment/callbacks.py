@@ -102,14 +102,14 @@ class CallbackList(Callback):
         answer = None
         for callback in self._callbacks:
             method: Callable[[Event], _Stop | None] | None = getattr(callback, name, None)
-            given = method(event) if method is not None else None
-            if given is STOP:
+            result = method(event) if method is not None else None
+            if result is STOP:
                 answer = STOP
-            elif given is not None:
+            elif result is not None:
                 raise UserError(
                     f"{type(callback).__name__}.{name}",
                     expected="None or callbacks.STOP as its return value",
-                    got=repr(given),
+                    got=repr(result),
                     remedy="Return tfrl.experiment.callbacks.STOP to end the run.",
                 )
         return answer

@@ -60,8 +60,8 @@ def saved_model(job):
         types = {x.name: x.dtype for x in signature.structured_input_signature[1].values()}
 
         def call(**inputs):
-            given = {name: tf.constant(x, types[name]) for name, x in inputs.items()}
-            return {name: x.numpy() for name, x in signature(**given).items()}
+            tensors = {name: tf.constant(x, types[name]) for name, x in inputs.items()}
+            return {name: x.numpy() for name, x in signature(**tensors).items()}
 
         return call
 
@@ -94,9 +94,9 @@ def onnx(job):
         inputs = {x.name: types.get(x.type) for x in session.get_inputs()}
         outputs = [x.name for x in session.get_outputs()]
 
-        def call(**given):
+        def call(**arrays):
             # Unused inputs of a policy are not inputs of the file.
-            fed = {k: x.astype(inputs[k] or x.dtype) for k, x in given.items() if k in inputs}
+            fed = {k: x.astype(inputs[k] or x.dtype) for k, x in arrays.items() if k in inputs}
             result = session.run(outputs, fed)
             return {n.removeprefix("next_"): x for n, x in zip(outputs, result, strict=True)}
 

@@ -139,13 +139,13 @@ def policy_functions(
       UserError: Names collide, or a policy with memory has no initial state.
     """
     maker = _Maker(agent, agent_state)
-    functions: dict[str, Any] = {"action": maker.made(maker.act)}
+    functions: dict[str, Any] = {"action": maker.trace(maker.act)}
     left_out: dict[str, str] = {}
     if "explore" in signatures:
-        _add(functions, left_out, "explore", lambda: maker.made(maker.explore, _SEED))
+        _add(functions, left_out, "explore", lambda: maker.trace(maker.explore, _SEED))
     if "distribution" in signatures:
         if has_distribution(agent):
-            functions["distribution"] = maker.made(maker.distribution)
+            functions["distribution"] = maker.trace(maker.distribution)
         else:
             name = getattr(agent, "algorithm", None) or type(agent).__name__
             left_out["distribution"] = f"the distribution of {name} is not known"
@@ -254,7 +254,7 @@ class _Maker:
             ]
         return result
 
-    def made(self, call: Callable[..., Any], more: Sequence[tf.TensorSpec] = ()) -> Any:
+    def trace(self, call: Callable[..., Any], more: Sequence[tf.TensorSpec] = ()) -> Any:
         """Returns `call(state, obs, carry, *more)` as a function of named tensors, traced."""
         specs = [*self._specs, *more]
 
@@ -264,13 +264,13 @@ class _Maker:
         probe = tf.function(flat, autograph=False)
         used = _used(probe.get_concrete_function(self.values.specs, *specs), self.values.specs)
         large = self.values.prepare(used)
-        made = tf.function(
+        function = tf.function(
             lambda *inputs: flat(self.values.inside(used, large), *inputs),
             input_signature=specs,
             autograph=False,
         )
-        made.get_concrete_function()
-        return made
+        function.get_concrete_function()
+        return function
 
     def _nests(self, inputs: Sequence[tf.Tensor]) -> tuple[Any, ...]:
         num_obs, num_carry = len(self.obs_names), len(self.carry_names)

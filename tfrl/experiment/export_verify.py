@@ -469,8 +469,8 @@ def verify(
         key = seeding.key(_KEY)
         own = oracle.answers(observations, has, lambda t: key)
         own = _clipped(own, policy, ("action",))  # TF-Agents' collect policies do not clip
-        given = None if "explore" not in has else key
-        theirs = client_answers(form, folder, policy, observations, given)
+        explore_key = None if "explore" not in has else key
+        theirs = client_answers(form, folder, policy, observations, explore_key)
     else:
         own = oracle.answers(observations, tuple(policy.functions))
         own = _clipped(own, policy, ("action", "explore"))

@@ -63,10 +63,16 @@ def main() -> int:
 
     assembled = settings.assemble(values.gin_file, values.gin_bindings)
     # A signal while it waits for other processes ends it at once.
-    with contextlib.closing(_collector(assembled.workflow, server)) as made, termination.deferred():
+    with (
+        contextlib.closing(_collector(assembled.workflow, server)) as collector,
+        termination.deferred(),
+    ):
         app.say(f"Collector {task_id} of {num_tasks} plays.")
-        made.run(_with_rate(made, lambda: termination.requested))
-        app.say(f"Collector {task_id}: {made.env_steps:,} env steps, {made.episodes:,} episodes.")
+        collector.run(_with_rate(collector, lambda: termination.requested))
+        app.say(
+            f"Collector {task_id}: {collector.env_steps:,} env steps, "
+            f"{collector.episodes:,} episodes."
+        )
     code = termination.exit_code if termination.requested else 0
     from tfrl.replay.reverb import cancellable_call
 

@@ -386,13 +386,13 @@ def budget_binding(files: Sequence[str], bindings: Sequence[str], env_steps: int
       bindings: Bindings, which override the files.
       env_steps: The budget.
     """
-    found = {b.key: b for b in read(files, bindings)}
-    macro = found[BUDGET].value if BUDGET in found else None
-    sharing = [b for b in found.values() if macro in leaves(b.value)]
+    by_key = {b.key: b for b in read(files, bindings)}
+    macro = by_key[BUDGET].value if BUDGET in by_key else None
+    sharing = [b for b in by_key.values() if macro in leaves(b.value)]
     tied = isinstance(macro, Macro) and all(
         b.key == BUDGET or is_schedule(b.selector) for b in sharing
     )
-    if tied and macro.name in found and found[macro.name].source != "--gin_bindings":
+    if tied and macro.name in by_key and by_key[macro.name].source != "--gin_bindings":
         return f"{macro.name} = {env_steps!r}"
     return f"{BUDGET} = {env_steps!r}"
 
@@ -623,8 +623,8 @@ def call(configurable: Callable[..., T]) -> T:
         return configurable()
     except UserError as error:  # gin has appended its call chain
         kind = next(t for t in type(error).__mro__ if "__init__" not in vars(t) or t is UserError)
-        told = kind(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
-        raise told.with_traceback(error.__traceback__) from error.__cause__
+        user_error = kind(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
+        raise user_error.with_traceback(error.__traceback__) from error.__cause__
     except (TypeError, RuntimeError) as error:
         missing = gin_registry.missing_bindings(error)
         if not missing:

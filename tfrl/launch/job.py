@@ -130,7 +130,7 @@ def roles(
     ]
     root, count = options.root_dir, options.collectors
 
-    def made(kind: str, index: int, binary: str, flags: Sequence[str]) -> Role:
+    def make_role(kind: str, index: int, binary: str, flags: Sequence[str]) -> Role:
         return Role(kind, index, binary, tuple(flags))
 
     result = []
@@ -144,19 +144,19 @@ def roles(
             serving.append(f"--num_servers={len(addresses)}")
         if bind:
             serving.append(f"--bind={bind}")
-        result.append(made(SERVER, i, "reverb_server", [*experiment, *serving]))
+        result.append(make_role(SERVER, i, "reverb_server", [*experiment, *serving]))
     learning = [f"--root_dir={root}", *options.learner_flags]
     for i in range(max(len(learner_addresses), 1)):
-        learner = made(LEARNER, i, "learn", [*meeting, *learning])
+        learner = make_role(LEARNER, i, "learn", [*meeting, *learning])
         result.append(learner.as_worker(learner_addresses) if learner_addresses else learner)
     for i in range(count):
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}", *options.collector_flags]
-        result.append(made(COLLECTOR, i, "collect", flags))
+        result.append(make_role(COLLECTOR, i, "collect", flags))
     if options.evaluators:
         # The gin files allow it to import the modules that the run folder names; until the learner
         # writes the folder, it has an earlier start's configuration. The engine watches the
         # learner, so the evaluator waits for checkpoints without a limit.
         heartbeats = f"--heartbeat_server={addresses[0]}"
         flags = [*experiment, f"--root_dir={root}", "--watch", heartbeats, "--wait_seconds=inf"]
-        result.append(made(EVALUATOR, 0, "evaluate", flags))
+        result.append(make_role(EVALUATOR, 0, "evaluate", flags))
     return result

@@ -248,7 +248,7 @@ def job(options: JobOptions, name: str, tpu_topology: str | None = None) -> list
       name: The name of the JobSet.
       tpu_topology: "type:topology" of the learner's TPU.
     """
-    made = roles(
+    processes = roles(
         options.on_tpu("local") if tpu_topology else options,
         addresses(options, name),
         bind="0.0.0.0",  # nosec B104
@@ -256,7 +256,7 @@ def job(options: JobOptions, name: str, tpu_topology: str | None = None) -> list
     )
     # An orderly end by an eviction must not count as done: the pod would not come back.
     more = {SERVER: ("--signal_exit_code=143",)}
-    return [dataclasses.replace(r, flags=(*r.flags, *more.get(r.kind, ()))) for r in made]
+    return [dataclasses.replace(r, flags=(*r.flags, *more.get(r.kind, ()))) for r in processes]
 
 
 def addresses(options: JobOptions, name: str) -> list[str]:

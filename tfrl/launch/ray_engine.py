@@ -208,7 +208,7 @@ class RayEngine(LocalEngine):
         except ray.exceptions.GetTimeoutError as error:
             raise UserError(
                 "--resources of servers",
-                expected=f"a node with room for {_said(resources.of(SERVER))} within "
+                expected=f"a node with room for {_format_amounts(resources.of(SERVER))} within "
                 f"{wait_seconds:g} s",
                 got="none",
                 remedy="Check the cluster's resources with `ray status`.",
@@ -231,7 +231,7 @@ class RayEngine(LocalEngine):
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
         started = actor.start.remote(arguments, role.name, os.getcwd())
-        asked = _said(self._resources.of(role.kind))
+        asked = _format_amounts(self._resources.of(role.kind))
         keeps = role.name in self._servers
         return _RemoteProcess(self._ray, actor, started, asked, self._wait_seconds, keeps)
 
@@ -251,7 +251,7 @@ class RayEngine(LocalEngine):
         return super()._look()
 
 
-def _said(amounts: Mapping[str, str]) -> str:
+def _format_amounts(amounts: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={amount}" for name, amount in amounts.items())
 
 

@@ -75,9 +75,9 @@ def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> 
       UserError: There is no such space, or a range is malformed.
     """
     if name.endswith(".gin"):
-        found = gin_files.read([name], where="--space")
-        entries = {b.key: _literal(b) for b in found}
-        where = {b.key: b.where for b in found}
+        file_bindings = gin_files.read([name], where="--space")
+        entries = {b.key: _literal(b) for b in file_bindings}
+        where = {b.key: b.where for b in file_bindings}
     else:
         value = _imported(name)
         if callable(value):
@@ -128,7 +128,7 @@ def check_range(thing: str, value: Any) -> None:
         if not {"low", "high"} <= set(value) <= _RANGE:
             raise ValueError(f"keys {', '.join(map(repr, value))}")
         distributions = extras.require("optuna.distributions", "tune")
-        kind = "IntDistribution" if _whole(value) else "FloatDistribution"
+        kind = "IntDistribution" if _has_int_bounds(value) else "FloatDistribution"
         getattr(distributions, kind)(**value)
     except (ValueError, TypeError) as error:
         raise UserError(
@@ -139,7 +139,7 @@ def check_range(thing: str, value: Any) -> None:
         ) from error
 
 
-def _whole(value: Mapping[str, Any]) -> bool:
+def _has_int_bounds(value: Mapping[str, Any]) -> bool:
     bounds = [value[name] for name in ("low", "high", "step") if value.get(name) is not None]
     return all(isinstance(x, int) and not isinstance(x, bool) for x in bounds)
 
@@ -148,7 +148,7 @@ def _suggest(trial: Any, name: str, value: Any) -> Any:
     if not is_range(value):
         return value
     if "choices" not in value:
-        suggest = trial.suggest_int if _whole(value) else trial.suggest_float
+        suggest = trial.suggest_int if _has_int_bounds(value) else trial.suggest_float
         return suggest(name, **value)
     choices = list(value["choices"])
     # Optuna stores numbers and strings; other values are stored as their `repr`.

@@ -134,19 +134,19 @@ def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
     from tfrl.serving.served_policy import ServedPolicy
     from tfrl.serving.server import PolicyServer, ServingOptions
 
-    given = flags.FLAGS
-    folder = given.log_episodes
+    flag_values = flags.FLAGS
+    folder = flag_values.log_episodes
     options = ServingOptions(
-        name=given.model_name,
-        max_batch_size=given.max_batch_size,
-        batch_timeout_ms=given.batch_timeout_ms,
-        max_queue=given.max_queue,
-        max_request_mb=given.max_request_mb,
+        name=flag_values.model_name,
+        max_batch_size=flag_values.max_batch_size,
+        batch_timeout_ms=flag_values.batch_timeout_ms,
+        max_queue=flag_values.max_queue,
+        max_request_mb=flag_values.max_request_mb,
         log_episodes=None if folder is None else pathlib.Path(folder).expanduser().absolute(),
     )
     policies: dict[int, ServedPolicy] = {}
     labels: dict[str, int] = {}
-    for name in dict.fromkeys(given.checkpoints):
+    for name in dict.fromkeys(flag_values.checkpoints):
         policy = load(
             str(values.root_dir),
             int(name) if name.isdigit() else name,
@@ -176,14 +176,14 @@ def uvicorn_server(server: "PolicyServer") -> Any:
 
 
 async def _serve(server: "PolicyServer", listening: socket.socket) -> None:
-    made = uvicorn_server(server)
+    http_server = uvicorn_server(server)
     host, port = listening.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     async with _grpc(server, host):
         versions = ", ".join(map(str, sorted(server.policies)))
         name = server.options.name
         app.say(f"Serving {name}, version {versions}: http://{host}:{port}/v1/models/{name}")
-        await made.serve(sockets=[listening])
+        await http_server.serve(sockets=[listening])
 
 
 @contextlib.asynccontextmanager
@@ -194,12 +194,12 @@ async def _grpc(server: "PolicyServer", host: str) -> AsyncIterator[Any]:
         return
     from tfrl.serving import grpc_service
 
-    made = await grpc_service.start(server, f"{host}:{port}")
+    grpc_server = await grpc_service.start(server, f"{host}:{port}")
     app.say(f"gRPC: {host}:{port}")
     try:
-        yield made
+        yield grpc_server
     finally:
-        await made.stop(grace=1.0)
+        await grpc_server.stop(grace=1.0)
 
 
 def run() -> None:

@@ -61,13 +61,13 @@ def described(options: JobOptions, job: Sequence[Role], num_replicas: int = 1) -
         info = table.info
         size = _bytes(info.signature)
         if info.name == parameters.TABLE:
-            lines.append(f"Parameters: {_said(size)}, read by each {COLLECTOR}")
+            lines.append(f"Parameters: {_format_bytes(size)}, read by each {COLLECTOR}")
         elif info.name not in reports:
             block = int(block_of(info.signature)) if leaves_of(info.signature)[1] else 1
             items = f"blocks of {block} transitions, each" if block > 1 else "items"
             lines.append(
-                f"Table {info.name!r}: up to {info.max_size:,} {items} of {_said(size)}"
-                f"{each_server}, {_said(size * info.max_size)} before compression"
+                f"Table {info.name!r}: up to {info.max_size:,} {items} of {_format_bytes(size)}"
+                f"{each_server}, {_format_bytes(size * info.max_size)} before compression"
             )
     return "\n".join(lines)
 
@@ -80,7 +80,7 @@ def _bytes(signature: Any) -> int:
     return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs)
 
 
-def _said(size: float) -> str:
+def _format_bytes(size: float) -> str:
     units = ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]

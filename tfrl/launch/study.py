@@ -98,8 +98,8 @@ def configuration_of(files: Sequence[str], bindings: Sequence[str], seed: int) -
       bindings: The bindings of the trials.
       seed: The seed of the trials.
     """
-    found = gin_files.read(files, bindings)
-    bound, macros = {b.key: b.value for b in found}, gin_files.macro_names(found)
+    all_bindings = gin_files.read(files, bindings)
+    bound, macros = {b.key: b.value for b in all_bindings}, gin_files.macro_names(all_bindings)
 
     def text(value: Any) -> str:
         if isinstance(value, gin_files.Macro) and value.name in bound:
@@ -110,7 +110,7 @@ def configuration_of(files: Sequence[str], bindings: Sequence[str], seed: int) -
     return {"--seed": str(seed), **shared}
 
 
-def check_configuration(study: Any, root: pathlib.Path, given: Mapping[str, str]) -> None:
+def check_configuration(study: Any, root: pathlib.Path, configuration: Mapping[str, str]) -> None:
     """Checks that a study's trials have this configuration; records it before the first trial.
 
     To be called while the study is `locked`.
@@ -118,27 +118,27 @@ def check_configuration(study: Any, root: pathlib.Path, given: Mapping[str, str]
     Args:
       study: The optuna study.
       root: The folder of the search.
-      given: The result of `configuration_of`.
+      configuration: The result of `configuration_of`.
 
     Raises:
       UserError: The trials have another configuration.
     """
     before = study.user_attrs.get("configuration")
     if before is None or not (counted(study) or waiting(study)):
-        study.set_user_attr("configuration", dict(given))
+        study.set_user_attr("configuration", dict(configuration))
         return
     unbound = "not bound"
     other = sorted(
         name
-        for name in {*before, *given}
-        if not equal_texts(before.get(name, unbound), given.get(name, unbound))
+        for name in {*before, *configuration}
+        if not equal_texts(before.get(name, unbound), configuration.get(name, unbound))
     )
     if other:
         name = other[0]
         raise UserError(
             f"the search in {root}",
             expected=f"{name} = {before.get(name, unbound)}, as in its trials",
-            got=given.get(name, unbound)
+            got=configuration.get(name, unbound)
             + (f"; different too: {', '.join(other[1:4])}" if other[1:] else ""),
             remedy="Use the gin files, bindings, budget and seed of its first start, or another "
             "--root_dir.",

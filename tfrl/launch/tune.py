@@ -115,12 +115,12 @@ def main() -> int:
 
 
 def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
-    given = flags.FLAGS
+    flag_values = flags.FLAGS
     bound = {b.key: b.value for b in gin_files.read(values.gin_file, values.gin_bindings)}
     interval: Any = bound.get("train.eval_interval")
-    if given.pruner != "none" and interval is None:
+    if flag_values.pruner != "none" and interval is None:
         raise UserError(
-            f"--pruner={given.pruner}",
+            f"--pruner={flag_values.pruner}",
             expected="trials with evaluations, which the pruner compares",
             got="no train.eval_interval",
             remedy="Pass --gin_bindings='train.eval_interval=10_000' or --pruner=none.",
@@ -133,12 +133,12 @@ def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
     folder = values.root_dir or f"{api.default_root_dir(list(values.gin_file))}_search"
     return studies.StudyOptions(
         root=pathlib.Path(folder).expanduser().absolute(),
-        storage=given.storage,
-        sampler=given.sampler,
-        pruner=given.pruner,
-        startup=given.startup_trials,
+        storage=flag_values.storage,
+        sampler=flag_values.sampler,
+        pruner=flag_values.pruner,
+        startup=flag_values.startup_trials,
         seed=values.seed,
-        trials=given.trials,
+        trials=flag_values.trials,
         evaluations=max(1, int(total // interval)) if known else None,
     )
 

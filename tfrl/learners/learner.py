@@ -1041,7 +1041,7 @@ class Learner:
                 indices=planning.shared_out(self, indices),
                 steps=tf.shape(next(iter(indices.values())))[0],
                 padded=padded,
-                whole=dict.fromkeys(batches, False),
+                full_batch=dict.fromkeys(batches, False),
             )
             jit = compile == "xla" and self.replicas.several
             state = self.learner_state

@@ -149,26 +149,26 @@ def set_state(
     if only_newer_weights:
         state = _without_older_weights(learner, state)
     problems += [f"unknown component {name!r}" for name in state if name not in COMPONENTS]
-    for module_id, given in _dict("rl_module", state.get("rl_module", {}), problems).items():
+    for module_id, module_state in _dict("rl_module", state.get("rl_module", {}), problems).items():
         if module_id not in learner.modules:
             problems.append(f"unknown module {module_id!r}")
             continue
         _collect(
             f"rl_module/{module_id}",
             struct.paths(learner.module_state(module_id)),
-            _dict(f"rl_module/{module_id}", given, problems),
+            _dict(f"rl_module/{module_id}", module_state, problems),
             targets,
             values,
         )
     entries = {(m, n): e for m, n, e in learner.optimizer_entries()}
     for module_id, by_name in _dict("optimizer", state.get("optimizer", {}), problems).items():
-        for name, given in _dict(f"optimizer/{module_id}", by_name, problems).items():
+        for name, slots in _dict(f"optimizer/{module_id}", by_name, problems).items():
             if (module_id, name) not in entries:
                 problems.append(f"unknown optimizer {name!r} of module {module_id!r}")
                 continue
             own = entries[module_id, name].variables()
-            given = _dict(f"optimizer/{module_id}/{name}", given, problems)
-            _collect(f"optimizer/{module_id}/{name}", own, given, targets, values)
+            part = f"optimizer/{module_id}/{name}"
+            _collect(part, own, _dict(part, slots, problems), targets, values)
     for name, value in _dict("counters", state.get("counters", {}), problems).items():
         if name in COUNTERS:
             targets[f"counters/{name}"] = getattr(learner, name)

@@ -189,7 +189,9 @@ def as_minibatches(
         indices=indices,
         steps=plan.steps,
         padded={m: p.padded for m, p in plan.modules.items()},
-        whole={m: p.rows == p.size // parts and not p.shuffle for m, p in plan.modules.items()},
+        full_batch={
+            m: p.rows == p.size // parts and not p.shuffle for m, p in plan.modules.items()
+        },
     )
 
 

@@ -41,13 +41,13 @@ class MinibatchIndices(struct.Struct):
       indices: `{module_id: int32 [steps, size]}`, row indices on each replica; -1 for padding.
       steps: Number of steps, an int or an int32 scalar.
       padded: Whether a module's indices contain -1.
-      whole: Whether every step of a module uses the whole batch in order.
+      full_batch: Whether every step of a module uses the whole batch in order.
     """
 
     indices: dict[str, tf.Tensor]
     steps: Any
     padded: dict[str, bool] = struct.field(static=True)
-    whole: dict[str, bool] = struct.field(static=True)
+    full_batch: dict[str, bool] = struct.field(static=True)
 
 
 def train(
@@ -208,7 +208,7 @@ def run_minibatches(
         ) -> dict[str, Nest]:
             return {
                 m: batch
-                if minibatches.whole[m]
+                if minibatches.full_batch[m]
                 else batches_lib.take(batch, indices[m][i], padded=minibatches.padded[m])
                 for m, batch in batches.items()
             }

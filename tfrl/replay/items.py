@@ -338,9 +338,9 @@ class TreeItems(Items):
         """Sets finite priorities of items that still exist."""
         if not self._weighted:
             super().update(counts, index, priorities)
-        index, given = tf.cast(index, tf.int64), tf.cast(priorities, tf.float64)
-        finite = tf.math.is_finite(given)
-        powered = tf.pow(tf.where(finite, tf.maximum(given, 0.0), 1.0), self.replay.alpha)
+        index, priorities = tf.cast(index, tf.int64), tf.cast(priorities, tf.float64)
+        finite = tf.math.is_finite(priorities)
+        powered = tf.pow(tf.where(finite, tf.maximum(priorities, 0.0), 1.0), self.replay.alpha)
         step, env = index // self.replay.num_envs, tf.math.floormod(index, self.replay.num_envs)
         leaves = ring.slots(step, env, self.replay.steps_per_env, self.replay.num_envs)
         there = (step >= tf.gather(counts.first, env)) & (step < tf.gather(counts.steps, env))

@@ -31,13 +31,13 @@ async def start(server: PolicyServer, address: str) -> Any:
     prediction = extras.require(f"{apis}.prediction_service_pb2_grpc", "grpc")
     model = extras.require(f"{apis}.model_service_pb2_grpc", "grpc")
     services = _Services(server)
-    made = grpc.server(
+    grpc_server = grpc.server(
         options=[("grpc.max_receive_message_length", server.options.max_request_mb << 20)]
     )
-    prediction.add_PredictionServiceServicer_to_server(services, made)
-    model.add_ModelServiceServicer_to_server(services, made)
+    prediction.add_PredictionServiceServicer_to_server(services, grpc_server)
+    model.add_ModelServiceServicer_to_server(services, grpc_server)
     try:
-        port = made.add_insecure_port(address)
+        port = grpc_server.add_insecure_port(address)
     except RuntimeError:
         port = 0
     if not port:
@@ -47,8 +47,8 @@ async def start(server: PolicyServer, address: str) -> Any:
             got="a port that is in use or not permitted",
             remedy="Choose a different --grpc_port.",
         )
-    await made.start()
-    return made
+    await grpc_server.start()
+    return grpc_server
 
 
 _DTYPES = zip((EPISODE_START, *LOGGED), ("bool", "string", "float32", "bool", "bool"), strict=True)
@@ -134,7 +134,7 @@ class _Services:
         return answer
 
     async def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        policy = await self._found(request.model_spec, context)
+        policy = await self._find_policy(request.model_spec, context)
         described = metadata(self._server.options.name, policy)
         answer = self._metadata.GetModelMetadataResponse()
         answer.model_spec.name = self._server.options.name
@@ -148,9 +148,11 @@ class _Services:
         return answer
 
     async def GetModelStatus(self, request: Any, context: Any) -> Any:
-        policy = await self._found(request.model_spec, context)
-        given = request.model_spec.WhichOneof("version_choice")
-        versions = [policy.version] if given else sorted(self._server.policies, reverse=True)
+        policy = await self._find_policy(request.model_spec, context)
+        version_choice = request.model_spec.WhichOneof("version_choice")
+        versions = (
+            [policy.version] if version_choice else sorted(self._server.policies, reverse=True)
+        )
         answer = self._status.GetModelStatusResponse()
         for version in versions:
             state = self._status.ModelVersionStatus.AVAILABLE
@@ -166,7 +168,7 @@ class _Services:
             for name, x in inputs.items()
         }
 
-    async def _found(self, spec: Any, context: Any) -> ServedPolicy:
+    async def _find_policy(self, spec: Any, context: Any) -> ServedPolicy:
         try:
             return self._policy(spec)
         except UserError as error:

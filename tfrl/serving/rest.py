@@ -145,22 +145,22 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
       UserError: For a wrong request.
     """
     try:
-        given = json.loads(body, parse_constant=_not_json)
+        content = json.loads(body, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise UserError("the request", expected="JSON", got=str(error), remedy=_FORM) from error
-    keys = set(given) if isinstance(given, Mapping) else set()
+    keys = set(content) if isinstance(content, Mapping) else set()
     if len(keys & {"instances", "inputs"}) != 1 or keys - {"instances", "inputs", "signature_name"}:
         raise UserError(
             "the request",
             expected="an object with instances or inputs, and optionally signature_name",
-            got=", ".join(sorted(keys)) or ("{}" if given == {} else type(given).__name__),
+            got=", ".join(sorted(keys)) or ("{}" if content == {} else type(content).__name__),
             remedy=_FORM,
         )
-    signature = given.get("signature_name", "serving_default")
-    if "instances" in given:
-        columns, size = _columns(policy, given["instances"])
+    signature = content.get("signature_name", "serving_default")
+    if "instances" in content:
+        columns, size = _columns(policy, content["instances"])
         return {"predictions": _rows(await server.predict(policy, signature, columns, size))}
-    inputs = given["inputs"]
+    inputs = content["inputs"]
     columns = dict(inputs) if isinstance(inputs, Mapping) else {_only_input(policy): inputs}
     first: Any = next(iter(columns.values()), None)
     size = len(first) if isinstance(first, list) else 0

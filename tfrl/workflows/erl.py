@@ -470,7 +470,7 @@ class ERLWorkflow(Workflow):
         members = self.injection.num_members
         first = members * self.episodes_per_member
         fitness = tf.reduce_mean(tf.reshape(returns[:first], [members, -1]), axis=1)
-        population, fitness, injected = self.injection.told(search, population, fitness)
+        population, fitness, injected = self.injection.tell_arguments(search, population, fitness)
         metrics, index = fitness_metrics(fitness)
         best = tf.nest.map_structure(lambda x: x[index], population)
         search = self.optimizer.tell(search, fitness, population)

@@ -764,7 +764,7 @@ class LearnerWorkflow(Workflow):
 
         For `tfrl.distribute.check_compilable`: a TPU runs it as one program.
         """
-        return self.runner(state).whole(self.ready(state))
+        return self.runner(state).loop_function(self.ready(state))
 
     def _evaluation(
         self, state: State, num_episodes: int | None, key: tf.Tensor

@@ -437,16 +437,16 @@ class PBTWorkflow(Workflow):
 
 def _checked(hyperparameters: Sequence[Hyperparameter]) -> tuple[Hyperparameter, ...]:
     """Returns the hyperparameters as a tuple; each path may occur once."""
-    given = hyperparameters if isinstance(hyperparameters, Sequence) else ()
-    paths = {h.path for h in given if isinstance(h, Hyperparameter)}
-    if given is not hyperparameters or len(paths) < len(given):
+    entries = hyperparameters if isinstance(hyperparameters, Sequence) else ()
+    paths = {h.path for h in entries if isinstance(h, Hyperparameter)}
+    if entries is not hyperparameters or len(paths) < len(entries):
         raise UserError(
             "PBTWorkflow.hyperparameters",
             expected="a sequence of Hyperparameter, each with its own path",
             got=repr(hyperparameters),
             remedy="Pass for example [Hyperparameter(path='learning_rate', low=1e-5, high=1e-2)].",
         )
-    return tuple(given)
+    return tuple(entries)
 
 
 def _set_in_updates(h: Hyperparameter, path: str, agent: Any) -> UserError:

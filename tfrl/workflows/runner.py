@@ -118,7 +118,7 @@ class Runner:
         self.modes.update(other.modes)
         self.seconds.update(other.seconds)
 
-    def whole(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def loop_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the loop over iterations as one function, and arguments for it."""
         run_stages = self.settled(state)
         state = self._workflow.begin_call(state)

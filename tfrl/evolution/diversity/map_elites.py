@@ -102,7 +102,7 @@ class MAPElites(PopulationSearch):
                 got=f"shape {descriptors.shape.as_list()}",
                 remedy="Pass one number per candidate and axis of the grid.",
             )
-        return self._told(state, fitness, population, descriptors=descriptors)
+        return self._tell(state, fitness, population, descriptors=descriptors)
 
     def learn(  # type: ignore[override]
         self,

@@ -250,7 +250,8 @@ class SequenceItems:
     def __init__(self, replay: "ReverbReplay", layout: Layout, configs: Sequence[TableConfig]):
         """Takes tables of one length and period."""
         config = configs[0]
-        self.length, self.period, self.whole = config.steps, config.period, config.whole_episodes
+        self.length, self.period = config.steps, config.period
+        self.whole_episodes = config.whole_episodes
         self.tables = [config.name for config in configs]
         self._flags = layout.flags or 0
         self._plan = sequence_plan(replay, layout, config)
@@ -258,12 +259,12 @@ class SequenceItems:
 
     def begins(self, step: int) -> bool:
         """Whether a sequence begins at a step of an episode."""
-        return step == 0 if self.whole else step % self.period == 0
+        return step == 0 if self.whole_episodes else step % self.period == 0
 
     def stepped(self, stream: "Stream") -> None:
         """Creates the sequence that the newest step completes."""
         start = stream.length - self.length
-        if self.whole:
+        if self.whole_episodes:
             if start > 0:
                 _refuse_long(self.tables[0], self.length)
         elif start >= 0 and start % self.period == 0:
@@ -287,7 +288,7 @@ class SequenceItems:
 
     def _unfinished(self, length: int) -> list[int]:
         """Returns the starts of short sequences that have steps beyond the overlap."""
-        if self.whole:
+        if self.whole_episodes:
             return [0]
         overlap = self.length - self.period
         start = max(length - self.length + 1, 0)
