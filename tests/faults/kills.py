@@ -22,8 +22,7 @@ from tfrl.experiment.checkpoints import CheckpointManager
 IN_TIME = 180.0
 _LOOK_SECONDS = 0.002
 
-OFF_POLICY = (
-    "OffPolicyWorkflow.compile='graph'",
+OFF_POLICY_SIZES = (
     "OffPolicyWorkflow.random_steps=32",
     "OffPolicyWorkflow.batch_size=8",
     "OffPolicyWorkflow.iterations_per_call=8",
@@ -31,6 +30,7 @@ OFF_POLICY = (
     "eval/make_env.num_envs=2",
     "train.final_eval_episodes=4",
 )
+OFF_POLICY = ("OffPolicyWorkflow.compile='graph'", *OFF_POLICY_SIZES)
 # A generation has 8 x 20 env steps, of ERL 5 x 20; a checkpoint comes after several.
 SHORT_EPISODES = (
     "make_env.max_episode_steps=20",
@@ -45,7 +45,7 @@ EVOLUTION = (
     "OpenES.pop_size=8",
     "PolicyAgent.hidden=(4,)",
 )
-ERL = (
+ERL_SIZES = (
     *SHORT_EPISODES,
     "ERLWorkflow.compile='graph'",
     "ERLWorkflow.iterations_per_call=1",
@@ -54,10 +54,10 @@ ERL = (
     "ERLWorkflow.learning_starts=100",
     "ERLWorkflow.updates_per_step=0.2",
     "InGraphReplay.capacity=2_000",
-    "GA.pop_size=4",
     "TD3.hidden=(8,)",
 )
-CEM_RL = (*ERL[:-2], "DiagonalCEM.pop_size=4", "DiagonalCEM.num_elites=2", "TD3.hidden=(8,)")
+ERL = (*ERL_SIZES, "GA.pop_size=4")
+CEM_RL = (*ERL_SIZES, "DiagonalCEM.pop_size=4", "DiagonalCEM.num_elites=2")
 PBT = (
     *TINY,
     "PBTWorkflow.compile='graph'",
@@ -65,7 +65,7 @@ PBT = (
     "PBTWorkflow.iterations_per_round=4",
 )
 PBT_SAC = (
-    *OFF_POLICY[1:],  # the mode is the gin file's
+    *OFF_POLICY_SIZES,
     "PBTWorkflow.compile='graph'",
     "PBTWorkflow.num_members=2",
     "PBTWorkflow.iterations_per_round=32",

@@ -1,3 +1,4 @@
+import gc
 import logging
 import pathlib
 
@@ -278,6 +279,43 @@ def test_a_state_is_values_alone():
     for stranger in (struct.values(states[0]), made(ScriptedTask(config())).setup(0)):
         with pytest.raises(UserError, match="got a state that this workflow did not make"):
             workflow.step(stranger)
+
+
+def test_the_workers_end_with_the_last_state():
+    workflow, state, _ = run(ScriptedTask(config()))
+    copy = workflow.snapshot(state)
+    _, copy = workflow.step(copy)
+    pools = [workflow.runner(s)._sampler.pool for s in (state, copy)]
+    del state
+    gc.collect()
+    assert [pool._mailbox.closed for pool in pools] == [True, False]
+    workflow.close()
+    assert pools[1]._mailbox.closed
+
+
+def test_metrics_with_names_of_counters_count_nothing():
+    class Counting(ScriptedTask):
+        def compute_loss(self, outputs, batch):
+            loss, metrics = super().compute_loss(outputs, batch)
+            return loss, {**metrics, "iterations": tf.constant(7.0)}
+
+    workflow, state, rows = run(Counting(config()), 2)
+    assert [row["iterations"] for row in rows] == [7.0, 7.0]
+    assert int(state.metrics.iterations) == workflow.runner(state).iterations == 2
+
+
+def test_metrics_of_other_names_than_the_first_ones_are_refused():
+    class Changing(ScriptedTask):
+        number = 0
+
+        def compute_loss(self, outputs, batch):
+            self.number += 1
+            loss, metrics = super().compute_loss(outputs, batch)
+            return loss, metrics | ({} if self.number < 3 else {"late": tf.constant(1.0)})
+
+    workflow, state, _ = run(Changing(config()))
+    with pytest.raises(UserError, match="those of the first one, .* got .*late"):
+        workflow.step(state)
 
 
 def test_learn_evaluates_and_keeps_a_folder(tmp_path):

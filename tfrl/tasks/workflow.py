@@ -117,6 +117,7 @@ class TaskWorkflow(Workflow):
         return self._runner_of_newest(state).learner.model
 
     def _variable_of(self, state: State) -> tf.Variable | None:
+        # The only variable that no runner holds: the workers end with the last state of a run.
         return state.env_state if isinstance(state.env_state, tf.Variable) else None
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
@@ -143,7 +144,8 @@ class TaskWorkflow(Workflow):
         state.env_state.assign(next_episodes)
         state = state.replace(metrics=metrics)
         with stages.after(next_episodes):
-            row, updates = runner.update(_seed(state), runner.iterations, self.env_steps(state))
+            iteration = int(metrics.iterations)
+            row, updates = runner.update(_seed(state), iteration, self.env_steps(state))
         return {
             "episode_return": metrics.episode_return,
             "episode_length": metrics.episode_length,

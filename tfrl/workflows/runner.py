@@ -7,7 +7,7 @@ variables. It holds no variable, so that a state is freed with the last referenc
 
 import functools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
+from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
 from tfrl.traces import Traces, specs_of
@@ -148,8 +149,9 @@ class Runner:
             begun = self._workflow.begin_call(state)
             after, done, floats, counters, seconds = self._run(begun, run_stages, iterations, limit)
             state = self._workflow.end_call(state, after)
-        rows = as_rows(int(done), self._names[run_stages.phase.name], floats, counters)
-        self.iterations = rows[-1]["iterations"] if rows else self.iterations
+        rows = as_rows(int(done), self._names.get(run_stages.phase.name, []), floats, counters)
+        if rows:  # not from a row, where a metric may have the name of a counter
+            self.iterations = int(np.asarray(counters)[len(rows) - 1][0])
         call = time.perf_counter() - start
         return rows, state, {"call": call, **self._split(run_stages, call, *map(float, seconds))}
 
@@ -202,7 +204,7 @@ class Runner:
     ) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns state, float metrics, counters, and seconds by stage."""
         timed = self._has_clocks(run_stages)
-        start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
+        start = stages.now() if timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(state.key, state.metrics.iterations)
         with stages.timed(timed) as times, tf.control_dependencies([start] if timed else []):
             metrics, state = self._workflow.iterate(state, key)
@@ -210,8 +212,9 @@ class Runner:
         end = start
         if timed:
             with tf.control_dependencies(stages.data(metrics)):
-                end = tf.timestamp()
+                end = stages.now()
         names = self._names.setdefault(run_stages.phase.name, sorted(metrics))
+        check_names(names, metrics)
         size = len(names) if tf.executing_eagerly() else self._slots
         floats = row_of(metrics, names, size)
         with tf.control_dependencies([end] if timed else []):
@@ -372,6 +375,17 @@ class MetricRows:
         self.counters.append(self._counters.numpy())
         self.floats.append(accumulator.result(self.sums).numpy()[:number])
         self.sums = self._start
+
+
+def check_names(names: Sequence[str], metrics: Mapping[str, Any]) -> None:
+    """Raises a UserError for an iteration with other metrics than the first one."""
+    if names != sorted(metrics):
+        raise UserError(
+            "the metrics of an iteration",
+            expected=f"those of the first one, {', '.join(names)}",
+            got=", ".join(sorted(metrics)),
+            remedy="Return the same metrics each time; NaN is a metric without a value.",
+        )
 
 
 def variables_of(state: Nest) -> dict[str, tf.Variable]:

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -273,7 +274,15 @@ def check_compile(
 def may_have_clocks(loop_mode: str) -> bool:
     """Whether clocks can run between stages: not in XLA, nor in deterministic graphs."""
     # The public tf.config can only switch op determinism on.
-    return loop_mode != "xla" and not tf_private.is_op_determinism_enabled()
+    in_graph = loop_mode == "graph" and not tf_private.is_op_determinism_enabled()
+    return loop_mode == "eager" or in_graph
+
+
+def now() -> tf.Tensor:
+    """Returns the clock in seconds, float64; in a graph when it runs."""
+    if tf.executing_eagerly():
+        return tf.constant(time.perf_counter(), tf.float64)
+    return tf.timestamp()
 
 
 def auto_needs_timing() -> bool:
@@ -300,7 +309,7 @@ def after(part: Nest) -> Iterator[None]:
         yield
         return
     with tf.control_dependencies(data(part)):
-        times.append(tf.timestamp())
+        times.append(now())
     with tf.control_dependencies(times[-1:]):
         yield
 

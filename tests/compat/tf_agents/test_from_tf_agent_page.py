@@ -16,7 +16,7 @@ def test_snippet():
     with contextlib.redirect_stdout(printed):
         for code in session(blocks(PAGE)):
             exec(compile(code, "compat_tf_agents_in.md", "exec"), names)  # noqa: S102
-    assert printed.getvalue().splitlines()[-2:] == ["300 ['q_network']", "100 50 0"]
+    assert printed.getvalue().splitlines()[-2:] == ["300 ['q_network']", "100 50 0.0"]
 
 
 def test_names():

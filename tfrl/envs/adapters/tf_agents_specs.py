@@ -114,14 +114,16 @@ class MaskReader:
       obs_spec: The nest of specs of the result of `read`.
     """
 
-    def __init__(self, name: str, action_mask: str | Splitter, obs_spec: Nest, action_spec: Nest):
+    def __init__(
+        self, name: str, action_mask: str | Splitter, raw_obs_spec: Nest, action_spec: Nest
+    ):
         """Tries the mask on the specs.
 
         Args:
           name: The environment's id, for messages.
           action_mask: The path of the mask in the observation, parts joined by "/"; or TF-Agents'
             `observation_and_action_constraint_splitter`.
-          obs_spec: The nest of specs of one observation.
+          raw_obs_spec: The nest of specs of one observation.
           action_spec: The nest of specs of one action.
 
         Raises:
@@ -130,10 +132,10 @@ class MaskReader:
         """
         self._thing = f"action_mask of {name}"
         if isinstance(action_mask, str):
-            self._split = self._by_path(action_mask, obs_spec)
+            self._split = self._by_path(action_mask, raw_obs_spec)
         else:
             self._split = action_mask
-        rest, mask = self._split(obs_spec)
+        rest, mask = self._split(raw_obs_spec)
         self._spec = host_spaces.mask_spec(name, action_spec)
         want, got = struct.paths(self._spec), struct.paths(plain(mask))
         if [s.shape for s in want.values()] != [tf.TensorShape(s.shape) for s in got.values()]:
