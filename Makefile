@@ -21,7 +21,7 @@ PARTS := "$(RUNS)" "tests $(RUNS:%=--ignore=%)"
 
 # Of the fast tests, those of what depends on TensorFlow's version.
 CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py test_seeding.py \
-  test_specs.py test_struct.py test_extras.py stacks distributions storage learning \
+  test_specs.py test_struct.py test_extras.py test_timing.py stacks distributions storage learning \
   $(addsuffix /test_modes.py,agents envs ops rollout) rollout/test_numpy_program.py \
   networks/test_keras_adapter.py networks/test_recurrent.py replay/test_in_graph.py \
   $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
