@@ -49,7 +49,8 @@ class Collection(NamedTuple):
 class TaskRunner(Runner):
     """Runs iterations in Python, with the learner, workers and replay buffer of a run.
 
-    The first collection starts the workers.
+    The first collection starts the workers. A user's model owns its variables, so this runner holds
+    them; it does not hold `env_state`, with which it ends.
 
     Attributes:
       learner: The model in its learner.
