@@ -333,16 +333,19 @@ CLAIMS = (
         Claim(
             gin_file,
             None,
-            variant="500k steps",
-            bindings=("train.total_env_steps = 500_000",),
-            note="beside each other, without a target",
+            variant="500k steps, batches of 100",
+            bindings=("train.total_env_steps = 500_000", *bindings),
+            note="beside each other, without a target; batches as in the papers of TD3 and CEM-RL",
             seeds=3,
             tested=False,
         )
-        for gin_file in (
-            "td3/gymnasium_half_cheetah.gin",
-            "erl/ga_td3_gymnasium_half_cheetah.gin",
-            "erl/cem_rl_gymnasium_half_cheetah.gin",
+        for gin_file, bindings in (
+            (
+                "td3/gymnasium_half_cheetah.gin",
+                ("OffPolicyWorkflow.batch_size = 100", "OffPolicyWorkflow.random_steps = 10_000"),
+            ),
+            ("erl/ga_td3_gymnasium_half_cheetah.gin", ("ERLWorkflow.batch_size = 100",)),
+            ("erl/cem_rl_gymnasium_half_cheetah.gin", ("ERLWorkflow.batch_size = 100",)),
         )
     ),
     Claim("pbt/ppo_tf_cartpole.gin", 475, note="learning rates start between 1e-6 and 1"),
