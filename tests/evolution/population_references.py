@@ -121,14 +121,16 @@ def ga(function, pop_size, size, elites, entrants, crossed, std, rate, target, s
     return None
 
 
-def pymoo_volume(algorithm, problem, generations, seed):
-    """Minimises a problem of pymoo of two objectives; returns the hypervolume below (1.1, 1.1)."""
+def pymoo_volumes(algorithm, problem, generations, seed):
+    """Minimises a problem of two objectives; [G], the hypervolume below (1.1, 1.1) of each."""
     from pymoo.indicators.hv import HV
     from pymoo.optimize import minimize
     from pymoo.problems import get_problem
 
-    result = minimize(get_problem(problem), algorithm, ("n_gen", generations), seed=seed)
-    return HV(ref_point=np.array([1.1, 1.1]))(result.pop.get("F"))
+    volume, volumes = HV(ref_point=np.array([1.1, 1.1])), []
+    note = lambda algorithm: volumes.append(volume(algorithm.pop.get("F")))  # noqa: E731
+    minimize(get_problem(problem), algorithm, ("n_gen", generations), seed=seed, callback=note)
+    return volumes
 
 
 def pymoo_nsga2(pop_size):
