@@ -412,6 +412,11 @@ class HostEnv(Env):
         self.close()
 
 
+def task_name(env: Env) -> str:
+    """Returns the name of an environment's task: the id on the host, else the class."""
+    return env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+
+
 def row_seeds(key: Any, num_envs: int) -> np.ndarray:
     """Returns a seed for each environment, distinct, int64 `[B]` in [0, 2^31).
 

@@ -13,7 +13,7 @@ from tfrl import checks, seeding, specs
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
-from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_env import HostEnv, task_name
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.nest_packing import collector
@@ -79,7 +79,7 @@ class _Player:
         self.env: Any = env
         self.state: Any = None
         self._host = isinstance(env, HostEnv)
-        self._name = env.backend.name if self._host else type(env.unwrapped).__name__
+        self._name = task_name(env)
         self._collect_action = collector(env.action_spec, f"action for {self._name}")
         wrapped: Any = (lambda f: f) if self._host else _compiled
         self._reset: Callable[[Any], EnvState] = wrapped(env.reset)

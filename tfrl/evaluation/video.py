@@ -13,7 +13,7 @@ from tfrl import checks, extras, seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host import on_host
-from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_env import HostEnv, task_name
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview, check_path, write_video
@@ -228,15 +228,11 @@ def _not_drawn(env: Env, error: Exception) -> UserError:
     if not isinstance(error, NotImplementedError):
         remedy = "Set MUJOCO_GL=egl or MUJOCO_GL=osmesa to render MuJoCo without a display."
     return UserError(
-        f"rendering of {_name(env)}",
+        f"rendering of {task_name(env)}",
         expected="a working renderer",
         got=f"{type(error).__name__}: {reason}",
         remedy=remedy,
     )
-
-
-def _name(env: Env) -> str:
-    return env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
 
 
 def _shown(frames: Iterator[np.ndarray], preview: Preview | None) -> Iterator[np.ndarray]:

@@ -11,7 +11,7 @@ from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
-from tfrl.envs.host_env import HostEnv, row_seeds, tolerant
+from tfrl.envs.host_env import HostEnv, row_seeds, task_name, tolerant
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
@@ -170,14 +170,14 @@ class ERLWorkflow(Workflow):
             population that cannot be halved, and numbers out of bounds.
         """
         super().__init__(iterations_per_call=iterations_per_call)
-        checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        search = checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
         checks.boolean("train_half", train_half)
         checks.boolean("common_random_numbers", common_random_numbers)
         check_counts(learning_starts=learning_starts)
         check_batch_size(batch_size, 1)
-        self.optimizer: Any = optimizer
+        self.optimizer: EvoOptimizer = search
         self.group, self.train_half = group, train_half
         self.episodes_per_member = episodes_per_member
         self.episodes_per_agent = episodes_per_agent
@@ -772,16 +772,13 @@ class ERLWorkflow(Workflow):
 
     def describe(self) -> str:
         """Returns a short description: agents, search, task."""
-        env: Any = self.env
-        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         agents = ", ".join(map(name_of, self.modules.values()))
         search = f"{type(self.optimizer).__name__} of {self.optimizer.pop_size}"
-        how = (
-            "half of the offspring trained" if self.train_half else f"inject={self.injection.kind}"
-        )
-        return (
-            f"{agents} and {search} on {task}, {how}, {float(self._ratio):g} updates per env step"
-        )
+        how = f"inject={self.injection.kind}"
+        if self.train_half:
+            how = "half of the offspring trained"
+        updates = f"{float(self._ratio):g} updates per env step"
+        return f"{agents} and {search} on {task_name(self.env)}, {how}, {updates}"
 
     def close(self) -> None:
         """Closes environments on the host."""

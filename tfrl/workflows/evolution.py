@@ -14,7 +14,7 @@ from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.envs.core import Env
 from tfrl.envs.host import check_place, on_host
-from tfrl.envs.host_env import HostEnv, row_seeds, tolerant
+from tfrl.envs.host_env import HostEnv, row_seeds, task_name, tolerant
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
@@ -144,7 +144,7 @@ class EvolutionWorkflow(Workflow):
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
         checks.one_of("compile", compile, ("auto", *MODES))
-        checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        search = checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
         checks.number("discount", discount, 0, 1, optional=True)
         checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
         checks.strings("objectives", objectives)
@@ -152,7 +152,7 @@ class EvolutionWorkflow(Workflow):
         checks.boolean("common_random_numbers", common_random_numbers)
         check_rewards(check_episodes("env", env))
         check_evaluator(evaluator, eval_env)
-        self.optimizer: Any = optimizer
+        self.optimizer: EvoOptimizer = search
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
         self.agent = agent if isinstance(agent, Agent) else agent(**specs)
         self.group, self.discount, self.objectives = group, discount, tuple(objectives)
@@ -366,7 +366,9 @@ class EvolutionWorkflow(Workflow):
         metrics, index = fitness_metrics(fitness if fitness.shape.rank == 1 else fitness[:, 0])
         best = struct.take(population, index)
         # Passes the population that `ask` drew: `tell` would draw it again.
-        descriptors = {"descriptors": self.descriptors(played)} if self._describes else {}
+        descriptors = {}
+        if isinstance(self.optimizer, MAPElites):
+            descriptors["descriptors"] = self.descriptors(played)
         search = self.optimizer.tell(search, fitness, population, **descriptors)
         agent_state = self._with_params(state.agent_state, search.params)
         if self.obs_statistics == "running":
@@ -396,10 +398,6 @@ class EvolutionWorkflow(Workflow):
         return fitness_of(
             played.totals, discounted=self.discount is not None, objectives=self.objectives
         )
-
-    @property
-    def _describes(self) -> bool:
-        return isinstance(self.optimizer, MAPElites)
 
     def descriptors(self, played: Played) -> tf.Tensor:
         """Returns the members' behaviour descriptors for MAPElites, float32 `[P, K]`; a hook."""
@@ -475,7 +473,7 @@ class EvolutionWorkflow(Workflow):
         if fitness is not None and len(self.objectives) in (2, 3):
             pictures["Front"] = folder / "front.png"
             plot_front(fitness, pictures["Front"], names=self.objectives)
-        if self._describes and len(self.optimizer.grid) == 2:
+        if isinstance(self.optimizer, MAPElites) and len(self.optimizer.grid) == 2:
             pictures["Archive"] = folder / "archive.png"
             plot_archive(self.optimizer, search, pictures["Archive"])
         return pictures
@@ -491,10 +489,8 @@ class EvolutionWorkflow(Workflow):
 
     def describe(self) -> str:
         """Returns a short description: search, agent, task."""
-        env: Any = self.env
-        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         name, size = type(self.optimizer).__name__, self.optimizer.pop_size
-        return f"{name} of {size} {type(self.agent).__name__}s on {task}"
+        return f"{name} of {size} {type(self.agent).__name__}s on {task_name(self.env)}"
 
     def close(self) -> None:
         """Closes environments on the host."""

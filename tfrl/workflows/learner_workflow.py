@@ -16,7 +16,7 @@ from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
-from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_env import HostEnv, task_name
 from tfrl.envs.host_wrappers import with_task_rewards
 from tfrl.envs.wrappers.rewards import OUTLIER
 from tfrl.errors import UserError
@@ -799,11 +799,10 @@ class LearnerWorkflow(Workflow):
     def describe(self) -> str:
         """Names the agent, the task and the sizes."""
         env = self.env
-        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
         updates = self.describe_updates()
         return (
-            f"{name_of(self.agent)} on {task}, "
+            f"{name_of(self.agent)} on {task_name(env)}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
             f"{self.rollout_length} steps{f', {updates}' if updates else ''}"
         )
