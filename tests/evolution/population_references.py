@@ -122,7 +122,7 @@ def ga(function, pop_size, size, elites, entrants, crossed, std, rate, target, s
 
 
 def pymoo_volumes(algorithm, problem, generations, seed):
-    """Minimises a problem of two objectives; [G], the hypervolume below (1.1, 1.1) of each."""
+    """Minimises a problem of two objectives; hypervolumes below (1.1, 1.1) by generation, [G]."""
     from pymoo.indicators.hv import HV
     from pymoo.optimize import minimize
     from pymoo.problems import get_problem

@@ -57,7 +57,6 @@ ERL_SIZES = (
     "TD3.hidden=(8,)",
 )
 ERL = (*ERL_SIZES, "GA.pop_size=4")
-CEM_RL = (*ERL_SIZES, "DiagonalCEM.pop_size=4", "DiagonalCEM.num_elites=2")
 PBT = (
     *TINY,
     "PBTWorkflow.compile='graph'",
@@ -132,7 +131,7 @@ RUNS = {
         _flags("evolution/open_es_tf_pendulum.gin", 10_240, (*EVOLUTION, *HOST)), 10_240
     ),
     "erl": Run(_flags("erl/ga_td3_tf_pendulum.gin", 3_200, ERL), 3_200),
-    "cem_rl": Run(_flags("erl/cem_rl_tf_pendulum.gin", 3_200, CEM_RL), 3_200),
+    "cem_rl": Run(_flags("erl/cem_rl_tf_pendulum.gin", 3_200, ERL_SIZES), 3_200),
     "pbt": Run(_flags("pbt/ppo_tf_cartpole.gin", 8_192, PBT), 8_192),
     "pbt_sac": Run(_flags("pbt/sac_tf_pendulum.gin", 1_024, PBT_SAC), 1_024),
 }

@@ -170,14 +170,15 @@ class ERLWorkflow(Workflow):
             population that cannot be halved, and numbers out of bounds.
         """
         super().__init__(iterations_per_call=iterations_per_call)
-        search = checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        self.optimizer: EvoOptimizer = checks.instance(
+            "optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution"
+        )
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
         checks.boolean("train_half", train_half)
         checks.boolean("common_random_numbers", common_random_numbers)
         check_counts(learning_starts=learning_starts)
         check_batch_size(batch_size, 1)
-        self.optimizer: EvoOptimizer = search
         self.group, self.train_half = group, train_half
         self.episodes_per_member = episodes_per_member
         self.episodes_per_agent = episodes_per_agent

@@ -144,7 +144,9 @@ class EvolutionWorkflow(Workflow):
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
         checks.one_of("compile", compile, ("auto", *MODES))
-        search = checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        self.optimizer: EvoOptimizer = checks.instance(
+            "optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution"
+        )
         checks.number("discount", discount, 0, 1, optional=True)
         checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
         checks.strings("objectives", objectives)
@@ -152,7 +154,6 @@ class EvolutionWorkflow(Workflow):
         checks.boolean("common_random_numbers", common_random_numbers)
         check_rewards(check_episodes("env", env))
         check_evaluator(evaluator, eval_env)
-        self.optimizer: EvoOptimizer = search
         specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
         self.agent = agent if isinstance(agent, Agent) else agent(**specs)
         self.group, self.discount, self.objectives = group, discount, tuple(objectives)
