@@ -1,8 +1,8 @@
 """The records that all parts of the library share."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -132,6 +132,40 @@ class ActionOutput(struct.Struct):
     action: Nest
     carry: Nest = None
     extras: Nest = None
+
+
+# action_fn(agent_state, obs, key, carry) -> ActionOutput
+ActionFn = Callable[..., ActionOutput]
+
+
+class ComputesActions(Protocol):
+    """What `rollout` needs of an agent; a recurrent one also has `initial_carry(batch_size)`."""
+
+    def compute_actions(
+        self, state: Any, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Returns exploring actions, see `tfrl.agents.Agent`."""
+
+
+class EvaluatesActions(Protocol):
+    """What evaluations need of an agent; a recurrent one also has `initial_carry(batch_size)`."""
+
+    def evaluate_actions(
+        self, state: Any, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Returns greedy actions, see `tfrl.agents.Agent`."""
+
+
+class ActingAgent(ComputesActions, EvaluatesActions, Protocol):
+    """An agent that acts, in training and in evaluations, on specified observations."""
+
+    @property
+    def obs_spec(self) -> Nest:
+        """The nest of specs of one observation."""
+
+    @property
+    def action_spec(self) -> Nest:
+        """The nest of specs of one action."""
 
 
 @struct.dataclass

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tfrl import distributions, networks, specs
-from tfrl.agents import network_checks
+from tfrl import distributions, networks
 from tfrl.types import Nest
 
 
@@ -103,14 +102,3 @@ def make_critic(
     if critic is not None:
         return networks.CriticEnsemble(network=critic, num_actions=num_actions, **ensemble)
     return networks.CriticEnsemble(torso=torso, num_actions=num_actions, **ensemble)
-
-
-def check_critic(agent: Any, network: networks.Network, input_spec: Nest) -> None:
-    """Raises a UserError for a critic network with a wrong output."""
-    name, normalize = f"{type(agent).__name__}.critic_network", agent.normalize_obs
-    if agent.discrete:
-        number = specs.num_actions(agent.action_spec)
-        network_checks.check_value(name, network, input_spec, normalize, number)
-    else:
-        unit = agent.unit_actions.spec
-        network_checks.check_value(name, network, input_spec, normalize, action_spec=unit)

@@ -137,7 +137,7 @@ def _check_equal(m: str, ids: tuple[str, ...], obs_spec: Nest, action_spec: Nest
             )
 
 
-def _check_module(m: str, agent: Any, agent_id: str, obs_spec: Nest, action_spec: Nest) -> None:
+def _check_module(m: str, agent: Agent, agent_id: str, obs_spec: Nest, action_spec: Nest) -> None:
     if not isinstance(agent, Agent):
         raise UserError(
             f"module {m!r}",

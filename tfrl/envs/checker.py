@@ -233,7 +233,7 @@ def _rows(different: np.ndarray) -> list[int]:
 INFO = {"autoreset": tf.bool, "episode_length": tf.int32}
 
 
-def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
+def check_env(env: object, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
     """Checks an environment against its protocol, by running it with random actions.
 
     For a device environment: specs; structure, shapes and dtypes of the results of reset and step,
@@ -288,7 +288,7 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
     _check_steps(env, first, step, key, steps, stochastic)
 
 
-def _check_on_host(env: Any) -> Callable[..., None] | None:
+def _check_on_host(env: object) -> Callable[..., None] | None:
     """The check of a kind of host environment, or None."""
     if isinstance(env, HostEnv):
         from tfrl.envs.checker_host import check_host

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -55,6 +55,21 @@ class Autoreset(enum.Enum):
             got=repr(mode),
             remedy=did_you_mean(str(mode).upper(), names),
         )
+
+
+class BatchedEnv(Protocol):
+    """What a rollout needs of environments; every `Env` has it."""
+
+    @property
+    def num_envs(self) -> int:
+        """The number of environments in the batch (B)."""
+
+    @property
+    def autoreset(self) -> Autoreset | None:
+        """The autoreset mode; None for a bare environment."""
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Steps every environment once."""
 
 
 class Env(abc.ABC):

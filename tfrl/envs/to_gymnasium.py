@@ -21,7 +21,7 @@ from tfrl.types import EnvState, Nest
 
 # Gymnasium's default.
 _OWN = ("final_obs", "autoreset")
-_MODES = {
+_MODES: dict[Autoreset | None, AutoresetMode] = {
     Autoreset.NEXT_STEP: AutoresetMode.NEXT_STEP,
     Autoreset.SAME_STEP: AutoresetMode.SAME_STEP,
     Autoreset.SAME_STEP_CACHED: AutoresetMode.SAME_STEP,
@@ -31,7 +31,7 @@ _RENDER_MODES = (None, "rgb_array")
 
 
 def as_gymnasium(
-    env: Any, *, vector: bool | None = None, render_mode: str | None = None
+    env: Env, *, vector: bool | None = None, render_mode: str | None = None
 ) -> "GymnasiumEnv | GymnasiumVectorEnv":
     """Converts an environment to Gymnasium.
 
@@ -75,8 +75,8 @@ def as_gymnasium(
 class _Player:
     """Steps an environment with NumPy inputs and outputs, and holds its state."""
 
-    def __init__(self, env: Any):
-        self.env: Any = env
+    def __init__(self, env: Env):
+        self.env = env
         self.state: Any = None
         self._host = isinstance(env, HostEnv)
         self._name = task_name(env)
@@ -157,7 +157,7 @@ class _Player:
         return np.asarray(self.env.render(self.state, index))
 
     def close(self) -> None:
-        if self._host:
+        if isinstance(self.env, HostEnv):
             self.env.close()
 
 
@@ -206,7 +206,7 @@ def _row(space: gymnasium.Space, nest: Nest, index: int) -> Any:
 class GymnasiumEnv(gymnasium.Env):
     """One environment of this library as `gymnasium.Env`; see `as_gymnasium`."""
 
-    def __init__(self, env: Any, render_mode: str | None = None):
+    def __init__(self, env: Env, render_mode: str | None = None):
         """Takes an environment of one row."""
         self._player = _Player(env)
         self.observation_space, self.action_space = self._player.spaces
@@ -246,7 +246,7 @@ class GymnasiumEnv(gymnasium.Env):
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
     """Environments of this library as `gymnasium.vector.VectorEnv`; see `as_gymnasium`."""
 
-    def __init__(self, env: Any, render_mode: str | None = None):
+    def __init__(self, env: Env, render_mode: str | None = None):
         """Takes the environments."""
         self._player = _Player(env)
         self.num_envs = env.num_envs

@@ -26,9 +26,9 @@ from tfrl.rollout.episode import (
     eval_rollout_episode,
     fast_eval_rollout_episode,
 )
-from tfrl.rollout.step import ActionFn, acting, autoreset_mode, scan
+from tfrl.rollout.step import acting, autoreset_mode, scan
 from tfrl.traces import logic_key, traces_of
-from tfrl.types import Nest, Trajectory
+from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
 
 COMPILE_MODES = ("auto", "xla", "graph", "eager")
 
@@ -57,7 +57,7 @@ class Evaluator(struct.Struct):
     """
 
     env: Env
-    agent: Any
+    agent: EvaluatesActions | ActionFn
     num_episodes: int = 10
     discount: float = 1.0
     action_fn: ActionFn | None = None
@@ -91,7 +91,7 @@ class Evaluator(struct.Struct):
         """The number of episodes per environment."""
         return -(-num_episodes // self.env.num_envs)
 
-    def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, ...]:
+    def run(self, agent_state: Nest, key: tf.Tensor) -> tuple[Nest, ...]:
         """Runs the episodes; a pure function for eager, graph and XLA.
 
         Args:
@@ -116,7 +116,7 @@ class Evaluator(struct.Struct):
         count = self.num_episodes
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1])[:count], played)
 
-    def play_round(self, agent_state: Any, key: tf.Tensor, index: tf.Tensor) -> tuple[Nest, ...]:
+    def play_round(self, agent_state: Nest, key: tf.Tensor, index: tf.Tensor) -> tuple[Nest, ...]:
         """Runs round `index`: returns, lengths and fields of `info`, [B]; as `run`."""
         reset_key, key_of_round = self.round_keys(key, index)
         totals, _ = fast_eval_rollout_episode(
@@ -134,7 +134,7 @@ class Evaluator(struct.Struct):
         return totals.discounted_returns, totals.episode_lengths, *infos
 
     def evaluate(
-        self, agent_state: Any, key: tf.Tensor, num_episodes: int | None = None
+        self, agent_state: Nest, key: tf.Tensor, num_episodes: int | None = None
     ) -> EvaluationResult:
         """Runs the episodes, compiled once for any number, and computes their statistics.
 
@@ -233,7 +233,7 @@ class EpisodeCollector(Evaluator):
 
     env_extra_fields: tuple[str, ...] = ()
 
-    def collect(self, agent_state: Any, key: tf.Tensor) -> CollectedEpisodes:
+    def collect(self, agent_state: Nest, key: tf.Tensor) -> CollectedEpisodes:
         """Runs `num_episodes` episodes and copies them to the host, round by round.
 
         Args:
@@ -263,7 +263,7 @@ class EpisodeCollector(Evaluator):
         )
 
     def run_round(
-        self, agent_state: Any, key: tf.Tensor, index: tf.Tensor
+        self, agent_state: Nest, key: tf.Tensor, index: tf.Tensor
     ) -> tuple[Trajectory, EpisodeTotals]:
         """Runs round `index`; a pure function for eager, graph and XLA."""
         reset_key, step_key = self.round_keys(key, index)

@@ -14,7 +14,7 @@ from tfrl.types import Nest
 
 
 def evaluate_on_replicas(
-    evaluator: Evaluator, replicas: Replicas, agent_state: Any, key: tf.Tensor, num_episodes: int
+    evaluator: Evaluator, replicas: Replicas, agent_state: Nest, key: tf.Tensor, num_episodes: int
 ) -> EvaluationResult:
     """Runs episodes on every replica; compiled once per evaluator and number of episodes.
 
@@ -36,10 +36,10 @@ def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
     mode = evaluator.compile
     play: Any = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
 
-    def own(agent_state: Any, key: tf.Tensor) -> Nest:
+    def own(agent_state: Nest, key: tf.Tensor) -> Nest:
         return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))
 
-    def everywhere(agent_state: Any, key: tf.Tensor) -> Nest:
+    def everywhere(agent_state: Nest, key: tf.Tensor) -> Nest:
         episodes = replicas.any_replica(replicas.run(own, agent_state, key))  # [R, episodes]
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 

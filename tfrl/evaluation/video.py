@@ -18,8 +18,8 @@ from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview, check_path, write_video
 from tfrl.rollout.host_player import HostPlayer
-from tfrl.rollout.step import SAME_STEP_MODES, ActionFn, Loop, Stepper, autoreset_mode
-from tfrl.types import EnvState
+from tfrl.rollout.step import SAME_STEP_MODES, Loop, Stepper, autoreset_mode
+from tfrl.types import ActionFn, EnvState, EvaluatesActions, Nest
 
 WIDTH, HEIGHT = 320, 240
 _MARGIN, _TEXT_HEIGHT = 12, 44
@@ -130,8 +130,8 @@ class Video:
 
 def record_video(
     env: Env,
-    agent: Any,
-    agent_state: Any,
+    agent: EvaluatesActions,
+    agent_state: Nest,
     key: tf.Tensor,
     path: str | os.PathLike,
     episodes: int = 1,
@@ -255,7 +255,7 @@ def _without_autoreset(env: Env) -> Env:
 class _DeviceSteps:
     """Steps an agent in a device environment."""
 
-    def __init__(self, env: Env, agent: Any, agent_state: Any, action_fn: ActionFn, limit: int):
+    def __init__(self, env: Env, agent: object, agent_state: Nest, action_fn: ActionFn, limit: int):
         self._fixed = (env, agent)
         self._agent_state = struct.values(agent_state)
         self._action_fn = action_fn
@@ -274,14 +274,14 @@ class _DeviceSteps:
         self._loop = self._step(self._loop, self._agent_state, self._key, tf.constant(t))
         return self._loop.env_state
 
-    def _first(self, agent_state: Any, key: tf.Tensor) -> Loop:
+    def _first(self, agent_state: Nest, key: tf.Tensor) -> Loop:
         state = self._fixed[0].reset(key)
         return self._stepper(Loop(env_state=state), agent_state, key).start
 
-    def _next(self, loop: Loop, agent_state: Any, key: tf.Tensor, t: tf.Tensor) -> Loop:
+    def _next(self, loop: Loop, agent_state: Nest, key: tf.Tensor, t: tf.Tensor) -> Loop:
         return self._stepper(loop, agent_state, key).step(loop, t)[0]
 
-    def _stepper(self, loop: Loop, agent_state: Any, key: tf.Tensor) -> Stepper:
+    def _stepper(self, loop: Loop, agent_state: Nest, key: tf.Tensor) -> Stepper:
         fixed = (*self._fixed, loop.env_state, agent_state)
         return Stepper(*fixed, key, self._limit, self._action_fn, loop.carry)
 
@@ -289,7 +289,9 @@ class _DeviceSteps:
 class _HostSteps:
     """Steps an agent in an environment on the host."""
 
-    def __init__(self, env: HostEnv, agent: Any, agent_state: Any, action_fn: ActionFn, limit: int):
+    def __init__(
+        self, env: HostEnv, agent: object, agent_state: Nest, action_fn: ActionFn, limit: int
+    ):
         self._env, self._agent, self._agent_state = env, agent, agent_state
         self._action_fn, self._limit = action_fn, limit
 
@@ -310,7 +312,7 @@ class _Player:
     """Yields frames, and sums up the episodes on the way."""
 
     def __init__(
-        self, env: Env, agent: Any, agent_state: Any, action_fn: ActionFn, max_frames: int
+        self, env: Env, agent: object, agent_state: Nest, action_fn: ActionFn, max_frames: int
     ):
         self.env = env
         self.max_frames = max_frames

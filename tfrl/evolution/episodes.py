@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.envs.core import Env
 from tfrl.envs.env_calls import LOST
 from tfrl.envs.host_env import HostEnv
 from tfrl.evolution.population import bare
 from tfrl.rollout import eval_rollout_episode
-from tfrl.rollout.step import ActionFn
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, EnvState, EvaluatesActions, Nest, Trajectory
 
 
 @struct.dataclass
@@ -58,10 +58,10 @@ def _not_finite(trajectory: Trajectory) -> tf.Tensor:
 
 
 def play_episodes(
-    env: Any,
-    agent: Any,
+    env: Env,
+    agent: EvaluatesActions,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     action_fn: ActionFn | None = None,
 ) -> Episodes:
@@ -84,7 +84,7 @@ def play_episodes(
 
 def play_episodes_on_host(
     env: HostEnv,
-    agent: Any,
+    agent: EvaluatesActions,
     state_of: Callable[[np.ndarray], Any],
     seeds: np.ndarray,
     key: tf.Tensor,

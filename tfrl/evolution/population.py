@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.host_wrappers import normalizes_rewards
 from tfrl.envs.wrappers.episode import Episode
@@ -14,7 +15,7 @@ from tfrl.rollout import eval_rollout_episode, fast_eval_rollout_episode
 from tfrl.rollout.episode import EpisodeTotals, episode_limit, episode_totals
 from tfrl.rollout.step import scan
 from tfrl.traces import logic_key, traces_of
-from tfrl.types import ActionOutput, EnvState, Nest
+from tfrl.types import ActionOutput, EnvState, EvaluatesActions, Nest
 
 
 @struct.logic_dataclass
@@ -28,7 +29,7 @@ class PopulationActing(struct.Struct):
       num_members: P.
     """
 
-    agent: Any
+    agent: EvaluatesActions
     num_members: int
 
     def initial_carry(self, batch_size: int) -> Nest:
@@ -37,7 +38,7 @@ class PopulationActing(struct.Struct):
         return None if initial is None else initial(batch_size)
 
     def evaluate_actions(
-        self, state: Any, obs: Nest, key: tf.Tensor, carry: Nest = None
+        self, state: Nest, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
         """Returns the actions `[P E, ...]` of observations `[P E, ...]`."""
         output = self.agent.evaluate_actions(
@@ -78,7 +79,7 @@ class Played(struct.Struct):
     valid: tf.Tensor | None = None
 
 
-def bare(env: Any) -> Any:
+def bare(env: Env) -> Env:
     """Returns the environment without its autoreset layer, which costs time.
 
     It keeps the layer if another wrapper is above it, and on the host. Without autoreset, steps
@@ -87,7 +88,7 @@ def bare(env: Any) -> Any:
     return env.env if isinstance(env, Episode) and not isinstance(env, HostEnv) else env
 
 
-def start_states(env: Any, key: tf.Tensor, num_members: int, *, common: bool) -> EnvState:
+def start_states(env: Env, key: tf.Tensor, num_members: int, *, common: bool) -> EnvState:
     """Starts an episode in every environment, `[P E, ...]`.
 
     Args:
@@ -108,8 +109,8 @@ def start_states(env: Any, key: tf.Tensor, num_members: int, *, common: bool) ->
 
 
 def play_population(
-    env: Any,
-    agent: Any,
+    env: Env,
+    agent: EvaluatesActions,
     env_state: EnvState,
     with_params: Callable[[Nest], Any],
     population: Nest,
@@ -170,7 +171,7 @@ def play_population(
     return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
 
-def state_form(env: Any, num_envs: int) -> EnvState:
+def state_form(env: Env, num_envs: int) -> EnvState:
     """Returns the state of `num_envs` device environments as a nest of `tf.TensorSpec`."""
     env = env.with_num_envs(num_envs)
     notes = traces_of(logic_key(env)).notes
@@ -182,7 +183,7 @@ def state_form(env: Any, num_envs: int) -> EnvState:
     return notes["state_form"]
 
 
-def leaves_by_env(env: Any) -> Nest:
+def leaves_by_env(env: Env) -> Nest:
     """Returns which leaves of the state have a row for each environment, a nest of bools."""
     return tf.nest.map_structure(
         lambda x, other: x.shape != other.shape, state_form(env, 3), state_form(env, 5)
@@ -221,7 +222,7 @@ def fitness_of(
     return means[0] if len(means) == 1 else tf.stack(means, axis=-1)
 
 
-def check_rewards(env: Any) -> None:
+def check_rewards(env: Env) -> None:
     """Checks that the fitness of a member does not depend on the others.
 
     Raises:

@@ -14,9 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import extras
+from tfrl.agents.core import Agent
 from tfrl.errors import UserError
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.storage import files
+from tfrl.types import Nest
 
 
 class _Policy(tf.Module):
@@ -29,7 +31,7 @@ class _Policy(tf.Module):
             setattr(self, name, function)
 
 
-def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -> pathlib.Path:
+def export_policy(agent: Agent, agent_state: Nest, directory: str | pathlib.Path) -> pathlib.Path:
     """Writes the greedy policy as a SavedModel, observation normaliser included.
 
     The signatures `action` and `serving_default` are the same function. Its input is a batch

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
+from tfrl.agents.core import Agent
 from tfrl.errors import UserError
 from tfrl.experiment.metadata import versions
 from tfrl.storage import files
@@ -28,12 +29,12 @@ KINDS = {
 }
 
 
-def has_distribution(agent: Any) -> bool:
+def has_distribution(agent: Agent) -> bool:
     """Whether an agent has `policy_parameters`, see `Agent`."""
     return getattr(agent, "has_distribution", False)
 
 
-def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+def described(agent: Agent, kinds: Mapping[str, str]) -> dict[str, Any]:
     """Returns the information needed to act from the parameters, as JSON types.
 
     Args:
@@ -111,14 +112,14 @@ def leaf_name(path: str, base: str) -> str:
     return base if path == "." else f"{base}_{path.replace('/', '_')}"
 
 
-def initial_carry(agent: Any, batch_size: Any) -> Any:
+def initial_carry(agent: Agent, batch_size: Any) -> Any:
     """Returns an agent's recurrent state at an episode start; None without memory."""
     make = getattr(agent, "initial_carry", None)
     return None if make is None else make(batch_size)
 
 
 def policy_functions(
-    agent: Any, agent_state: Any, signatures: Sequence[str] = SIGNATURES
+    agent: Agent, agent_state: Nest, signatures: Sequence[str] = SIGNATURES
 ) -> PolicyFunctions:
     """Makes the functions of an agent's policy, with copies of its state's values.
 
@@ -184,7 +185,7 @@ class _Values:
     Critics and target networks are not used for acting.
     """
 
-    def __init__(self, agent_state: Any):
+    def __init__(self, agent_state: Nest):
         leaves = struct.paths(agent_state)
         self._arrays = {path: np.asarray(leaf).copy() for path, leaf in leaves.items()}
         # Structure only: the tensors themselves must not be captured.
@@ -232,7 +233,7 @@ class _Values:
 class _Maker:
     """Makes flat functions of an agent's methods."""
 
-    def __init__(self, agent: Any, agent_state: Any):
+    def __init__(self, agent: Agent, agent_state: Nest):
         self._agent = agent
         self.values = _Values(agent_state)
         self.carry = initial_carry(agent, 1)

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
+from tfrl.agents.core import Agent
 from tfrl.envs.action_masks import MASK
 from tfrl.errors import UserError
 from tfrl.experiment import export, export_client
@@ -25,6 +26,7 @@ from tfrl.experiment.export_functions import (
     leaf_name,
     leaf_names,
 )
+from tfrl.types import Nest
 
 # {<signature>/<output>: [T, B, ...]}
 Answers = dict[str, np.ndarray]
@@ -33,7 +35,7 @@ Answers = dict[str, np.ndarray]
 class AgentOracle:
     """The library's results: an agent's methods, called as in a rollout."""
 
-    def __init__(self, agent: Any, agent_state: Any):
+    def __init__(self, agent: Agent, agent_state: Nest):
         self._agent, self._state = agent, agent_state
         self._names = leaf_names(agent.action_spec, "action")
         carry = initial_carry(agent, 1)

@@ -18,7 +18,7 @@ from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
 from tfrl.envs.action_masks import split_mask
-from tfrl.envs.core import Wrapper
+from tfrl.envs.core import Env, Wrapper
 from tfrl.errors import UserError
 from tfrl.evolution import pbt
 from tfrl.launch.gin_files import declare_scopes
@@ -96,7 +96,7 @@ class _Sendable:
         self._plain = functools.partial(plain, **bindings)
         self.__name__ = getattr(plain, "__name__", type(plain).__name__)
 
-    def __call__(self, env: Any) -> Any:
+    def __call__(self, env: Env) -> Env:
         return self._wrapper(env)
 
     def __reduce__(self) -> Any:
@@ -122,7 +122,7 @@ def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:
     return [_wrapping(wrapper) for wrapper in wrappers]
 
 
-def _wrap(wrapper: Callable[..., Any], env: Any) -> Any:
+def _wrap(wrapper: Callable[..., Env], env: Env) -> Env:
     """Applies a wrapper of device environments, which takes only keyword arguments."""
     return wrapper(env=env)
 

@@ -104,8 +104,8 @@ def _policy(workflow: Workflow, state: State) -> tuple[PolicyFunctions, Any]:
         policy = task_functions(workflow.task, model)
         return policy, TaskOracle(workflow.task, model, policy)
     agent_state = workflow.agent_state(state)
-    oracle = AgentOracle(workflow.agent, agent_state)
-    return policy_functions(workflow.agent, agent_state), oracle
+    oracle = AgentOracle(workflow.acting_agent, agent_state)
+    return policy_functions(workflow.acting_agent, agent_state), oracle
 
 
 def _write(

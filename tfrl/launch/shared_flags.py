@@ -135,7 +135,7 @@ def refuse_variable_server() -> None:
         )
 
 
-def check(workflow: Any) -> None:
+def check(workflow: object) -> None:
     """Raises a UserError for flags of rollouts where collectors write to a replay buffer."""
     from tfrl.workflows import OffPolicyWorkflow
 

@@ -28,6 +28,7 @@ from tfrl.launch.gin_files import BUDGET, is_schedule
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files, working_copy
+from tfrl.types import Nest
 from tfrl.workflows import State, Workflow
 from tfrl.workflows.collectors import WaitEndedError
 
@@ -94,7 +95,7 @@ def write_report(folder: RunFolder) -> pathlib.Path:
     return report.write_report(run, gin_registry.differing(run.configuration))
 
 
-def params_of(agent_state: Any) -> Any:
+def params_of(agent_state: Nest) -> Any:
     """Returns the parameters of an agent, or of each policy of a multi-agent one."""
     if isinstance(agent_state, dict):
         return {module_id: state.params for module_id, state in agent_state.items()}

@@ -28,7 +28,13 @@ from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
 from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
-from tfrl.learners.modules import SelfSupervisedLossAPI, as_module, check_module_id, missing_apis
+from tfrl.learners.modules import (
+    LearnerModule,
+    SelfSupervisedLossAPI,
+    as_module,
+    check_module_id,
+    missing_apis,
+)
 from tfrl.learners.optimizers import (
     ALL_MODULES,
     DEFAULT_OPTIMIZER,
@@ -306,7 +312,7 @@ class Learner:
         required = self.rl_module_required_apis
         return tuple(required() if callable(required) else required)
 
-    def rl_module_is_compatible(self, module: Any) -> bool:
+    def rl_module_is_compatible(self, module: object) -> bool:
         """Whether a module implements `rl_module_required_apis`.
 
         Modules that `policies_to_train` excludes may lack them and are still saved.
@@ -1273,7 +1279,7 @@ class Learner:
         config_overrides: ModuleConfig | Mapping[str, Any] | None = None,
         policies_to_train: ModulesToTrain | None = None,
         state: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> LearnerModule:
         """Adds a module between two updates; the others do not change.
 
         Args:
@@ -1308,7 +1314,7 @@ class Learner:
     def _add(
         self,
         module_id: str,
-        module: Any,
+        module: LearnerModule,
         config: ModuleConfig,
         policies_to_train: ModulesToTrain | None,
         fill: Callable[[], None],

@@ -383,7 +383,7 @@ class SelfSupervisedLossAPI(Protocol):
         """Returns a scalar, or a scalar and metrics `{name: scalar}`."""
 
 
-def missing_apis(module: Any, required: Iterable[type]) -> list[str]:
+def missing_apis(module: object, required: Iterable[type]) -> list[str]:
     """Lists the methods of protocols that a module lacks.
 
     Args:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.module_config import ModuleConfig
-from tfrl.learners.modules import missing_apis
+from tfrl.learners.modules import LearnerModule, missing_apis
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.parameters import group_variables
 
@@ -145,7 +145,7 @@ def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, Module
     return {m: ModuleConfig().with_overrides(c) for m, c in by_module.items()}
 
 
-def check_module(learner: Learner, module_id: str, module: Any) -> None:
+def check_module(learner: Learner, module_id: str, module: LearnerModule) -> None:
     """Rejects a module that lacks this learner's required methods."""
     missing = missing_apis(module, learner.required_apis)
     if missing and module.updates:

@@ -169,7 +169,7 @@ class RemoteCollectors(Collectors):
         """Whether this process should publish parameters."""
         return self._leads and time.monotonic() - self._published >= self._publish_seconds
 
-    def _publish(self, agent_state: Any, finished: bool = False) -> None:
+    def _publish(self, agent_state: Nest, finished: bool = False) -> None:
         now = parameters.Published(
             agent_state,
             self._learner_steps,
@@ -416,7 +416,7 @@ class ReplayCollectors(RemoteCollectors):
             )
 
     def play(
-        self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
+        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[Collected, Nest, Nest]:
         """Returns the experience since the last call; see `Collectors.play`."""
         if self._is_due():
@@ -611,7 +611,7 @@ class RolloutCollectors(RemoteCollectors):
         return self._num_collectors // workers
 
     def play(
-        self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
+        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[CollectedRollouts, Nest, Nest]:
         """Returns a batch of rollouts, `[T, B, ...]`, concatenated along B.
 
@@ -634,7 +634,7 @@ class RolloutCollectors(RemoteCollectors):
         self._dropped = 0
         return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
 
-    def _gather(self, agent_state: Any) -> tuple[list[list[np.ndarray]], list[int]]:
+    def _gather(self, agent_state: Nest) -> tuple[list[list[np.ndarray]], list[int]]:
         """Waits for this process's share of rollouts.
 
         Args:

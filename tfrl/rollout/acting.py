@@ -1,7 +1,7 @@
 """Acting in host environments: one call per step, in TensorFlow or NumPy."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
 from tfrl.timing import MARGIN, best_seconds
 from tfrl.traces import logic_key, traces_of
-from tfrl.types import Nest
+from tfrl.types import ActionFn, Nest
 
 MODES = ("numpy", "graph", "xla", "eager")
 _TIMING_SECONDS = 0.01  # of each mode
@@ -31,7 +31,7 @@ class HostPolicy:
       seconds: `{mode: seconds}` of one step, for the timed modes.
     """
 
-    def __init__(self, env: HostEnv, agent: Any, action_fn: Callable[..., Any]):
+    def __init__(self, env: HostEnv, agent: object, action_fn: ActionFn):
         """Prepares; nothing is traced yet."""
         self._env = env
         self._agent = agent
@@ -56,7 +56,7 @@ class HostPolicy:
         carry = None if initial is None else initial(self._env.num_envs)
         return None if carry is None else tf.nest.map_structure(np.asarray, struct.values(carry))
 
-    def begin(self, agent_state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> None:
+    def begin(self, agent_state: Nest, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> None:
         """Takes the agent's state for the next steps; at first, chooses the mode.
 
         Args:
@@ -206,7 +206,7 @@ class HostPolicy:
         return "graph"
 
 
-def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostPolicy:
+def policy_for(env: HostEnv, agent: object, action_fn: ActionFn) -> HostPolicy:
     """Returns the `HostPolicy` of an agent, cached in the environment."""
     known = env.policies
     if action_fn not in known:

@@ -1,7 +1,6 @@
 """Collects experience with one policy that acts for the environments that have answered."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -10,18 +9,18 @@ from tfrl.envs.central_inference import CentralInference
 from tfrl.envs.host_halves import join, split
 from tfrl.rollout.acting import policy_for
 from tfrl.rollout.host_player import HostStepper, StepRecord, beside, carries_of
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, EnvState, Nest, Trajectory
 
 
 def central_rollout(
     env: CentralInference,
-    agent: Any,
+    agent: object,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int,
     fields: Sequence[str],
-    action_fn: Callable[..., Any],
+    action_fn: ActionFn,
     carry: Nest,
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Steps every environment `length` times; the policy acts for those that have answered.

@@ -6,12 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks
+from tfrl.envs.core import BatchedEnv
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.host import host_rollout
 from tfrl.rollout.step import (
     SAME_STEP_MODES,
-    ActionFn,
     Loop,
+    StepFn,
     Stepper,
     acting,
     autoreset_mode,
@@ -23,14 +24,14 @@ from tfrl.rollout.step import (
     successor,
     with_own_fields,
 )
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, ComputesActions, EnvState, Nest, Trajectory
 
 
 def rollout(
-    env: Any,
-    agent: Any,
+    env: BatchedEnv | StepFn,
+    agent: ComputesActions | ActionFn,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int,
     env_extra_fields: Sequence[str] = (),
@@ -74,12 +75,12 @@ def rollout(
     length = checks.at_least("length", length, 1)
     fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
-    agent, action_fn = acting(agent, action_fn, "compute_actions")
+    actor, action_fn = acting(agent, action_fn, "compute_actions")
     if isinstance(env, HostEnv):
         autoreset_mode(env, env_state)
         trajectory, state, carry = host_rollout(
             env,
-            agent,
+            actor,
             env_state,
             agent_state,
             key,
@@ -90,7 +91,7 @@ def rollout(
             in_numpy=in_numpy,
         )
         return with_own_fields(trajectory, own), state, carry
-    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    stepper = Stepper(env, actor, env_state, agent_state, key, length, action_fn, carry)
     # Every row is a valid step, so `valid` need not be stored.
     all_steps = stepper.mode in SAME_STEP_MODES or "autoreset" not in env_state.info
     # Elsewhere the successor is the next row's observation and need not be stored.

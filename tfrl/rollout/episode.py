@@ -6,11 +6,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks, struct
+from tfrl.envs.core import BatchedEnv
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.host import host_episode_totals, host_rollout
 from tfrl.rollout.step import (
-    ActionFn,
+    StepFn,
     Stepper,
     acting,
     check_fields,
@@ -21,7 +22,7 @@ from tfrl.rollout.step import (
     successor,
     with_own_fields,
 )
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, EnvState, EvaluatesActions, Nest, Trajectory
 from tfrl.xla import in_xla
 
 # Fields that a light trajectory omits.
@@ -48,10 +49,10 @@ class EpisodeTotals(struct.Struct):
 
 
 def eval_rollout_episode(
-    env: Any,
-    agent: Any,
+    env: BatchedEnv | StepFn,
+    agent: EvaluatesActions | ActionFn,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int | None = None,
     env_extra_fields: Sequence[str] = (),
@@ -85,10 +86,10 @@ def eval_rollout_episode(
     fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
-    agent, action_fn = acting(agent, action_fn, "evaluate_actions")
+    actor, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
         trajectory, state, _ = host_rollout(
-            *(env, agent, env_state, agent_state, key, length, fields, action_fn, carry),
+            *(env, actor, env_state, agent_state, key, length, fields, action_fn, carry),
             one_episode=True,
         )
         ends = tf.logical_or(trajectory.termination, trajectory.truncation)
@@ -96,7 +97,7 @@ def eval_rollout_episode(
         before_end = tf.equal(tf.cumsum(ends, axis=0, exclusive=True), 0)  # [T, B]
         trajectory = trajectory.replace(valid=tf.logical_and(trajectory.valid, before_end))
         return _as_asked(trajectory, own, light), state
-    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    stepper = Stepper(env, actor, env_state, agent_state, key, length, action_fn, carry)
 
     def step(carried: Nest, t: tf.Tensor) -> tuple[Nest, dict[str, Any]]:
         loop, running = carried
@@ -130,10 +131,10 @@ def _as_asked(trajectory: Trajectory, own: Sequence[str], light: bool) -> Trajec
 
 
 def fast_eval_rollout_episode(
-    env: Any,
-    agent: Any,
+    env: BatchedEnv | StepFn,
+    agent: EvaluatesActions | ActionFn,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int | None = None,
     env_extra_fields: Sequence[str] = (),
@@ -169,10 +170,10 @@ def fast_eval_rollout_episode(
     check_fields([*env_extra_fields, *info_fields], env_state)
     env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
-    agent, action_fn = acting(agent, action_fn, "evaluate_actions")
+    actor, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
         *result, infos, last = host_episode_totals(
-            *(env, agent, env_state, agent_state, key, length, action_fn, carry, discount),
+            *(env, actor, env_state, agent_state, key, length, action_fn, carry, discount),
             info_fields=info_fields,
         )
         returns, lengths, discounted = (
@@ -183,7 +184,7 @@ def fast_eval_rollout_episode(
         )
         infos = {name: tf.convert_to_tensor(x) for name, x in infos.items()}
         return totals.replace(infos=infos), last
-    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    stepper = Stepper(env, actor, env_state, agent_state, key, length, action_fn, carry)
     zeros = tf.nest.map_structure(tf.zeros_like, stepper.start.env_state.reward)
     totals = EpisodeTotals(
         episode_returns=zeros,
@@ -266,18 +267,19 @@ def episode_totals(trajectory: Trajectory, discount: float | None = None) -> Epi
     )
 
 
-def episode_limit(env: Any, length: int | None, name: str) -> int:
+def episode_limit(env: BatchedEnv, length: int | None, name: str) -> int:
     """Returns the maximum steps of an episode: `length`, else the environment's limit."""
     if length is not None:
         return checks.at_least(name, length, 1)
-    if getattr(env, "max_episode_steps", None) is None:
+    limit = getattr(env, "max_episode_steps", None)
+    if limit is None:
         raise UserError(
             name,
             expected="a limit on the steps of an episode",
             got="None, and the environment has no max_episode_steps",
             remedy=f"Pass {name}, or create the environment with max_episode_steps.",
         )
-    return checks.at_least("env.max_episode_steps", env.max_episode_steps, 1)
+    return checks.at_least("env.max_episode_steps", limit, 1)
 
 
 def _add_step(

@@ -1,7 +1,6 @@
 """Collects experience from host environments, step by step in Python."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +13,7 @@ from tfrl.rollout.acting import policy_for
 from tfrl.rollout.central import central_rollout
 from tfrl.rollout.host_player import HostPlayer, StepRecord, beside
 from tfrl.rollout.step import SAME_STEP_MODES, check_fields, extra_fields, with_own_fields
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, ComputesActions, EnvState, Nest, Trajectory
 
 
 def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
@@ -51,13 +50,13 @@ def _as_row(nest: Nest) -> Nest:
 
 def host_rollout(
     env: HostEnv,
-    agent: Any,
+    agent: object,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int,
     fields: Sequence[str],
-    action_fn: Callable[..., Any],
+    action_fn: ActionFn,
     carry: Nest,
     one_episode: bool = False,
     in_numpy: bool = False,
@@ -139,9 +138,9 @@ def _play(
 
 def blank_trajectory(
     env: HostEnv,
-    agent: Any,
+    agent: ComputesActions,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     length: int,
     env_extra_fields: Sequence[str],
 ) -> Trajectory:
@@ -170,12 +169,12 @@ def blank_trajectory(
 
 def host_episode_totals(
     env: HostEnv,
-    agent: Any,
+    agent: object,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     length: int,
-    action_fn: Callable[..., Any],
+    action_fn: ActionFn,
     carry: Nest,
     discount: float | None,
     info_fields: Sequence[str] = (),

@@ -1,6 +1,6 @@
 """Steps an agent in host environments and records the experience."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from tfrl.envs.host_env import HostEnv, where
 from tfrl.nest_packing import leaves_of
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.rollout.step import SAME_STEP_MODES, extra_fields, seen_by
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, EnvState, Nest, Trajectory
 
 _SMALL_BYTES = 2**14
 
@@ -24,7 +24,7 @@ class HostStepper:
       carry: The agent's recurrent state for the next step, or None.
     """
 
-    def __init__(self, env: HostEnv, agent: Any, env_state: EnvState, carry: Nest, fresh: Nest):
+    def __init__(self, env: HostEnv, agent: object, env_state: EnvState, carry: Nest, fresh: Nest):
         """Begins at a state.
 
         Args:
@@ -68,12 +68,12 @@ class HostPlayer(HostStepper):
     def __init__(
         self,
         env: HostEnv,
-        agent: Any,
+        agent: object,
         env_state: EnvState,
-        agent_state: Any,
+        agent_state: Nest,
         key: tf.Tensor,
         length: int,
-        action_fn: Callable[..., Any],
+        action_fn: ActionFn,
         carry: Nest,
     ):
         """Takes the agent's state for `length` steps."""

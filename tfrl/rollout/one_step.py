@@ -1,12 +1,13 @@
 """One step of an agent in its environments, as a record."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
+from tfrl.envs.core import BatchedEnv
 from tfrl.rollout.step import (
-    ActionFn,
+    StepFn,
     acting,
     check_fields,
     env_of,
@@ -16,7 +17,7 @@ from tfrl.rollout.step import (
     successor,
     with_own_fields,
 )
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, ComputesActions, EnvState, EvaluatesActions, Nest, Trajectory
 
 
 class RolloutFn(Protocol):
@@ -24,10 +25,10 @@ class RolloutFn(Protocol):
 
     def __call__(
         self,
-        env: Any,
-        agent: Any,
+        env: BatchedEnv | StepFn,
+        agent: ComputesActions | ActionFn,
         env_state: EnvState,
-        agent_state: Any,
+        agent_state: Nest,
         key: tf.Tensor,
         length: int,
         env_extra_fields: Sequence[str] = (),
@@ -38,10 +39,10 @@ class RolloutFn(Protocol):
 
 
 def env_step(
-    env: Any,
-    agent: Any,
+    env: BatchedEnv | StepFn,
+    agent: ComputesActions | ActionFn,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     env_extra_fields: Sequence[str] = (),
 ) -> tuple[Trajectory, EnvState]:
@@ -60,8 +61,8 @@ def env_step(
     """
     fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
-    agent, action_fn = acting(agent, None, "compute_actions")
-    output = action_fn(agent_state, seen_by(agent, env_state), key, None)
+    actor, action_fn = acting(agent, None, "compute_actions")
+    output = action_fn(agent_state, seen_by(actor, env_state), key, None)
     after = env.step(env_state, output.action)
     step = Trajectory(
         obs=env_state.obs,
@@ -78,14 +79,14 @@ def env_step(
 
 
 def eval_env_step(
-    env: Any,
-    agent: Any,
+    env: BatchedEnv | StepFn,
+    agent: EvaluatesActions | ActionFn,
     env_state: EnvState,
-    agent_state: Any,
+    agent_state: Nest,
     key: tf.Tensor,
     env_extra_fields: Sequence[str] = (),
 ) -> tuple[Trajectory, EnvState]:
     """`env_step` with `evaluate_actions`; keeps only rewards, ends and extra fields."""
-    agent, action_fn = acting(agent, None, "evaluate_actions")
+    _, action_fn = acting(agent, None, "evaluate_actions")
     step, after = env_step(env, action_fn, env_state, agent_state, key, env_extra_fields)
     return step.replace(obs=None, action=None, next_obs=None, policy_extras=None), after

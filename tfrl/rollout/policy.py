@@ -9,7 +9,7 @@ from tfrl import seeding, specs, struct
 from tfrl.errors import UserError
 from tfrl.nest_packing import builder, collector, leaves_of
 from tfrl.rollout.acting import HostPolicy
-from tfrl.types import Nest
+from tfrl.types import ActingAgent, Nest
 
 # Number of steps per batch of random draws.
 _STEPS = 256
@@ -35,11 +35,11 @@ class Policy:
       action_spec: The nest of specs of one action.
     """
 
-    def __init__(self, agent: Any, agent_state: Any, seed: int = 0):
+    def __init__(self, agent: ActingAgent, agent_state: Nest, seed: int = 0):
         """Takes an agent and its state.
 
         Args:
-          agent: Any agent with the library's protocol.
+          agent: object agent with the library's protocol.
           agent_state: Its state; values are read at the first prediction.
           seed: The seed of sampled actions.
         """
@@ -119,7 +119,7 @@ class Policy:
 class _Player:
     """Acts for one batch size."""
 
-    def __init__(self, agent: Any, agent_state: Any, size: int, deterministic: bool):
+    def __init__(self, agent: ActingAgent, agent_state: Nest, size: int, deterministic: bool):
         batch: Any = _Batch(num_envs=size, obs_spec=agent.obs_spec)
         act = agent.evaluate_actions if deterministic else agent.compute_actions
         self.policy = HostPolicy(batch, agent, act)

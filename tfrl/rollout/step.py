@@ -2,17 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.envs.core import Autoreset, Env, where_rows
+from tfrl.envs.core import Autoreset, BatchedEnv, Env, where_rows
 from tfrl.errors import UserError
-from tfrl.types import ActionOutput, EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, ActionOutput, EnvState, Nest, Trajectory
 
-# action_fn(agent_state, obs, key, carry) -> ActionOutput
-ActionFn = Callable[..., ActionOutput]
+StepFn = Callable[[EnvState, Nest], EnvState]
 
 SAME_STEP_MODES = (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 # The record's own fields that can be requested, under both names.
@@ -26,15 +25,15 @@ _OWN_FIELDS = (
 class SteppedEnv:
     """Environments given only by their function `step`."""
 
-    step: Callable[[EnvState, Nest], EnvState]
+    step: StepFn
     num_envs: int
     autoreset: Autoreset | None = None
 
 
-def env_of(env: Any, env_state: EnvState) -> Any:
+def env_of(env: BatchedEnv | StepFn, env_state: EnvState) -> BatchedEnv:
     """Returns the environments: `env` itself, or the object whose `step` it is."""
     if hasattr(env, "step"):
-        return env
+        return cast(BatchedEnv, env)
     owner = getattr(env, "__self__", None)
     if owner is not None and getattr(owner, "step", None) == env:
         return owner
@@ -47,7 +46,7 @@ def env_of(env: Any, env_state: EnvState) -> Any:
     return SteppedEnv(step=env, num_envs=int(env_state.termination.shape[0]))
 
 
-def acting(agent: Any, action_fn: ActionFn | None, method: str) -> tuple[Any, ActionFn]:
+def acting(agent: object, action_fn: ActionFn | None, method: str) -> tuple[object, ActionFn]:
     """Returns the agent and its acting function.
 
     Args:
@@ -91,7 +90,7 @@ def successor(state: EnvState) -> Nest:
     return state.info.get("final_obs", state.obs)
 
 
-def seen_by(agent: Any, state: EnvState) -> Nest:
+def seen_by(agent: object, state: EnvState) -> Nest:
     """Returns an agent's input: the observation, or a record if it needs one."""
     if not getattr(agent, "takes_records", False):
         return state.obs
@@ -132,10 +131,10 @@ class Stepper:
 
     def __init__(
         self,
-        env: Env,
-        agent: Any,
+        env: BatchedEnv,
+        agent: object,
         env_state: EnvState,
-        agent_state: Any,
+        agent_state: Nest,
         key: tf.Tensor,
         length: int,
         action_fn: ActionFn,
@@ -197,7 +196,7 @@ def _check_carry(fresh: Nest, carry: Nest) -> None:
     )
 
 
-def _fresh_carry(agent: Any, batch_size: int, carry: Nest) -> Nest:
+def _fresh_carry(agent: object, batch_size: int, carry: Nest) -> Nest:
     """The recurrent state at an episode's start: the agent's own, else zeros like `carry`."""
     initial = getattr(agent, "initial_carry", None)
     if initial is not None:

@@ -4,11 +4,11 @@ import fractions
 import inspect
 import re
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from tfrl import checks, struct
-from tfrl.agents.core import algorithm_names
+from tfrl.agents.core import Agent, algorithm_names
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -19,7 +19,7 @@ from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest
 
 
-def check_agent(agent: Any) -> None:
+def check_agent(agent: object) -> None:
     """Raises a UserError for an agent that does not learn from replayed transitions."""
     if not getattr(agent, "learns_from_replay", False):
         raise UserError(
@@ -369,7 +369,7 @@ def check_whole(**sizes: Any) -> None:
         checks.at_least(name, value, 1, remedy="Pass a positive integer.")
 
 
-def check_evaluator(evaluator: Any, eval_env: Any) -> None:
+def check_evaluator(evaluator: object, eval_env: object) -> None:
     """Raises a UserError for wrong types, and if both are given; each may be None."""
     if eval_env is not None:
         check_episodes("eval_env", eval_env)
@@ -391,19 +391,19 @@ def check_evaluator(evaluator: Any, eval_env: Any) -> None:
         )
 
 
-def name_of(agent: Any) -> str:
+def name_of(agent: object) -> str:
     """Returns the name of an agent's algorithm: its class, or the class of a wrapped agent."""
     return getattr(agent, "algorithm", None) or type(agent).__name__
 
 
-def make_agent(agent: Any, env: Env) -> Any:
+def make_agent(agent: Agent | Callable[..., Agent], env: Env) -> Agent:
     """Returns an agent; a class or a function is called with the specs of `env`.
 
     Raises:
       UserError: For any other argument.
     """
     if hasattr(agent, "compute_actions") and not isinstance(agent, type):
-        return agent
+        return cast(Agent, agent)
     if not callable(agent):
         raise _no_agent(f"a {type(agent).__name__}")
     specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
@@ -428,7 +428,7 @@ def _no_agent(got: str) -> UserError:
     )
 
 
-def check_config(agent: Any, learner_config: Any) -> None:
+def check_config(agent: object, learner_config: object) -> None:
     """Raises a UserError for a `learner_config` if the agent has its own optimizers."""
     if learner_config is not None and trains_itself(agent):
         raise UserError(
@@ -439,7 +439,7 @@ def check_config(agent: Any, learner_config: Any) -> None:
         )
 
 
-def check_on_policy(agent: Any) -> None:
+def check_on_policy(agent: object) -> None:
     """Raises a UserError for an agent that learns only from replayed transitions."""
     if getattr(agent, "learns_from_replay", False):
         raise UserError(
@@ -451,7 +451,7 @@ def check_on_policy(agent: Any) -> None:
         )
 
 
-def check_episodes(name: str, env: Any) -> Env:
+def check_episodes(name: str, env: object) -> Env:
     """Returns `env`; raises a UserError unless it is an environment with episodes.
 
     Args:
@@ -499,7 +499,7 @@ def check_ends(env: Env) -> None:
         )
 
 
-def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
+def check_fit(agent: Agent, envs: Mapping[str, Env]) -> None:
     """Raises a UserError unless an agent can act in environments.
 
     Args:

@@ -92,7 +92,7 @@ class Collectors(Protocol):
         """Called after each call of several iterations; the learner may evaluate or save then."""
 
     def play(
-        self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
+        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[Nest, Nest, Nest]:
         """Returns the collectors' experience since the last call, in the place of a rollout.
 

@@ -376,7 +376,7 @@ class Workflow(abc.ABC):
         """
         return record_video(
             independent_env(self.video_env()),  # the training's episodes go on undisturbed
-            self.agent,
+            self.acting_agent,
             self.agent_state(state),
             seeding.stream(seeding.key(seed), "video"),
             path,
@@ -393,7 +393,19 @@ class Workflow(abc.ABC):
         Returns:
           The folder, or None for a policy that TensorFlow cannot save.
         """
-        return export_policy(self.agent, self.agent_state(state), directory)
+        return export_policy(self.acting_agent, self.agent_state(state), directory)
+
+    @property
+    def acting_agent(self) -> Agent:
+        """`agent`, for videos and exported policies; a UserError if it is None."""
+        if self.agent is None:
+            raise UserError(
+                f"{type(self).__name__}.agent",
+                expected="an agent, which acts in videos and exported policies",
+                got="None",
+                remedy="Set it in the constructor.",
+            )
+        return self.agent
 
     def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
         """Writes pictures of a run that has ended into its folder; returns `{title: file}`."""

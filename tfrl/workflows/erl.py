@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +36,7 @@ from tfrl.learning import leaves
 from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.replay import InGraphReplay
 from tfrl.rollout.episode import episode_totals
-from tfrl.types import Nest, Trajectory
+from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
@@ -386,7 +386,12 @@ class ERLWorkflow(Workflow):
         """`play` on the device; a function of tensors."""
 
         def play(
-            agent: Any, own: Any, number: int, repeats: int, key: tf.Tensor, act: Any
+            agent: EvaluatesActions,
+            own: Nest,
+            number: int,
+            repeats: int,
+            key: tf.Tensor,
+            act: ActionFn | None,
         ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             env = self.env.with_num_envs(number)
@@ -401,10 +406,15 @@ class ERLWorkflow(Workflow):
         self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor
     ) -> Episodes:
         """`play` in Python, for environments on the host."""
-        env: Any = self.env
+        env = cast(HostEnv, self.env)
 
         def play(
-            agent: Any, own: Any, number: int, repeats: int, key: tf.Tensor, act: Any
+            agent: EvaluatesActions,
+            own: Nest,
+            number: int,
+            repeats: int,
+            key: tf.Tensor,
+            act: ActionFn | None,
         ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             state_of = own if callable(own) else lambda _: own

@@ -237,7 +237,7 @@ class EvolutionWorkflow(Workflow):
             agent_state = self._with_virtual_batch(agent_state, keys["statistics"])
         return agent_state, SearchState(search=search, best=params)
 
-    def _with_virtual_batch(self, agent_state: Any, key: tf.Tensor) -> Any:
+    def _with_virtual_batch(self, agent_state: Nest, key: tf.Tensor) -> Any:
         """Returns the agent's state with observation statistics of random play."""
         from tfrl.agents import RandomAgent
 
@@ -272,7 +272,7 @@ class EvolutionWorkflow(Workflow):
         played = self.play(state.agent_state, population, key)
         return stages.stage("tell", self.learn_from)(state, search, population, played)
 
-    def play(self, agent_state: Any, population: Nest, key: tf.Tensor) -> Played:
+    def play(self, agent_state: Nest, population: Nest, key: tf.Tensor) -> Played:
         """Plays the episodes of all members, divided among the replicas.
 
         Args:
@@ -308,7 +308,7 @@ class EvolutionWorkflow(Workflow):
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
     def _played(
-        self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor, first: tf.Tensor
+        self, agent_state: Nest, population: Nest, start: Nest, key: tf.Tensor, first: tf.Tensor
     ) -> Played:
         """Plays the episodes of one replica's members, from number `first` on."""
         members, episodes = self.optimizer.pop_size, self.episodes_per_member
@@ -410,7 +410,7 @@ class EvolutionWorkflow(Workflow):
             "played.totals, or with record_obs=True from played.obs.",
         )
 
-    def _with_params(self, agent_state: Any, params: Nest) -> Any:
+    def _with_params(self, agent_state: Nest, params: Nest) -> Any:
         return agent_state.replace(params={**agent_state.params, self.group: params})
 
     # For the runner.

@@ -36,10 +36,9 @@ from tfrl.metrics.accumulator import (
     EPISODE_METRICS,
 )
 from tfrl.rollout import rollout
-from tfrl.rollout.step import ActionFn
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, logic_key, traces_of
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import ActionFn, EnvState, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.checks import (
@@ -400,7 +399,7 @@ class LearnerWorkflow(Workflow):
 
     def with_learner_state(self, state: State, learner_state: LearnerState) -> State:
         """Returns the state with a new learner state."""
-        agent_state: Any = learner_state.agent_state
+        agent_state: Nest = learner_state.agent_state
         opt_state = learner_state.opt_state
         if not hasattr(self.agent, "modules"):
             agent_state = agent_state[DEFAULT_MODULE_ID]
@@ -421,7 +420,7 @@ class LearnerWorkflow(Workflow):
         learner.build(key)
         return learner
 
-    def normalizer(self, agent_state: Any) -> Nest:
+    def normalizer(self, agent_state: Nest) -> Nest:
         """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
         if hasattr(self.agent, "modules"):
             statistics = {m: state.normalizer for m, state in agent_state.items()}
@@ -431,7 +430,7 @@ class LearnerWorkflow(Workflow):
 
     def collect(
         self,
-        agent_state: Any,
+        agent_state: Nest,
         env_state: EnvState,
         carry: Nest,
         key: tf.Tensor,
@@ -450,7 +449,7 @@ class LearnerWorkflow(Workflow):
 
     def collect_trajectory(
         self,
-        agent_state: Any,
+        agent_state: Nest,
         env_state: EnvState,
         carry: Nest,
         key: tf.Tensor,
@@ -486,7 +485,7 @@ class LearnerWorkflow(Workflow):
         fields = ("episode_return", "episode_length", *counted, *own, *self.env.info_fields)
         return tuple(dict.fromkeys(fields))
 
-    def process_rollout(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
+    def process_rollout(self, agent_state: Nest, trajectory: Trajectory) -> RolloutResult:
         """Turns a trajectory into a batch, statistics and metrics; a pure function of values."""
         of_episodes, episodes = episode_metrics(trajectory, self.env.info_fields)
         if self.all_rows_valid:  # no mask needed
@@ -509,7 +508,7 @@ class LearnerWorkflow(Workflow):
 
     @abc.abstractmethod
     def make_batch(
-        self, agent_state: Any, trajectory: Trajectory
+        self, agent_state: Nest, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
         """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 

@@ -24,8 +24,7 @@ from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.tensor_variable import as_leaves, as_variables
-from tfrl.rollout.step import ActionFn
-from tfrl.types import Nest, Trajectory
+from tfrl.types import ActionFn, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import Trials
 from tfrl.workflows.checks import (
@@ -806,7 +805,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # Hooks; they are traced.
 
     def make_batch(
-        self, agent_state: Any, trajectory: Trajectory
+        self, agent_state: Nest, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
         """Returns the trajectory, which the buffer stores, and no metrics."""
         return trajectory, {}

@@ -163,7 +163,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
     # Hooks; they are traced.
 
     def make_batch(
-        self, agent_state: Any, trajectory: Trajectory
+        self, agent_state: Nest, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
         """Returns the rows for the losses, and the agent's metrics of the rollout."""
         if not self.learns:  # there is no update

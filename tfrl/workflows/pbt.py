@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
+from tfrl.agents.core import Agent
 from tfrl.checks import Bound
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
@@ -337,7 +338,7 @@ class PBTWorkflow(Workflow):
             return members.metrics.episode_return
         evaluator: Any = self.evaluator
 
-        def mean_return(agent_state: Any) -> tf.Tensor:
+        def mean_return(agent_state: Nest) -> tf.Tensor:
             return tf.reduce_mean(evaluator.run(agent_state, key)[0])
 
         spec = tf.TensorSpec([], tf.float32)
@@ -449,7 +450,7 @@ def _checked(hyperparameters: Sequence[Hyperparameter]) -> tuple[Hyperparameter,
     return tuple(entries)
 
 
-def _set_in_updates(h: Hyperparameter, path: str, agent: Any) -> UserError:
+def _set_in_updates(h: Hyperparameter, path: str, agent: Agent) -> UserError:
     """Returns the error for a leaf that an agent sets in every update."""
     owner, name = type(agent).__name__, path.rpartition("/")[2]
     settings = getattr(agent, "in_state", ())

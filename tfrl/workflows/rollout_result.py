@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.envs.wrappers.rewards import OUTLIER
@@ -73,7 +73,9 @@ def episode_metrics(
     return metrics, tf.cast(count, tf.int64)
 
 
-def outlier_metrics(agent: Any, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
+def outlier_metrics(
+    agent: Agent, agent_state: Nest, trajectory: Trajectory
+) -> dict[str, tf.Tensor]:
     """Returns how many observations and rewards the running statistics have clipped."""
     obs = getattr(agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
     rewards = (trajectory.env_extras or {}).get(OUTLIER)

@@ -104,7 +104,7 @@ class State(struct.Struct):
 
     key: tf.Tensor
     metrics: RunMetrics
-    agent_state: Any
+    agent_state: Nest
     opt_state: Any
     env_state: Nest
     replay_buffer_state: Any

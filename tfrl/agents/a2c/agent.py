@@ -1,6 +1,6 @@
 """A2C: one gradient step on every rollout."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -9,6 +9,7 @@ from tfrl.agents.a2c.losses import policy_gradient_loss
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.core import algorithm
+from tfrl.distributions import Distribution
 from tfrl.types import AgentState
 
 
@@ -32,7 +33,7 @@ class A2C(ActorCritic):
     normalize_advantage: bool = False
 
     def policy_loss(
-        self, policy: Any, value: tf.Tensor, batch: PolicyBatch, state: AgentState
+        self, policy: Distribution, value: tf.Tensor, batch: PolicyBatch, state: AgentState
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `losses.policy_gradient_loss`."""
         return policy_gradient_loss(

@@ -12,6 +12,7 @@ from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, PolicyParameters, Update
 from tfrl.agents.default_networks import default_policy, default_torso, with_memory
 from tfrl.checks import Bound
+from tfrl.distributions import Distribution
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.ops import statistics
@@ -313,7 +314,7 @@ class ActorCritic(NormalizingAgent):
         return loss, {**metrics, PARAM_UPDATES: after} if after else metrics
 
     def policy_loss(
-        self, policy: Any, value: tf.Tensor, batch: Nest, state: AgentState
+        self, policy: Distribution, value: tf.Tensor, batch: Nest, state: AgentState
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The agent's loss.
 

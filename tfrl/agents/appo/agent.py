@@ -1,7 +1,5 @@
 """APPO: PPO's surrogate on trajectories of lagging policies."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfrl import struct
@@ -10,6 +8,7 @@ from tfrl.agents.core import algorithm
 from tfrl.agents.impala.agent import Impala
 from tfrl.agents.impala.losses import ImpalaBatch
 from tfrl.checks import Bound
+from tfrl.distributions import Distribution
 from tfrl.types import AgentState
 
 
@@ -37,7 +36,7 @@ class APPO(Impala):
         return {**super().bounds(), "clip": Bound(0, closed=False)}
 
     def policy_loss(
-        self, policy: Any, value: tf.Tensor, batch: ImpalaBatch, state: AgentState
+        self, policy: Distribution, value: tf.Tensor, batch: ImpalaBatch, state: AgentState
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `losses.appo_loss`."""
         return appo_loss(

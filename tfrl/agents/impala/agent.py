@@ -9,6 +9,7 @@ from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.core import algorithm
 from tfrl.agents.impala.losses import ImpalaBatch, impala_loss
 from tfrl.checks import Bound
+from tfrl.distributions import Distribution
 from tfrl.types import AgentState, Trajectory
 
 
@@ -88,7 +89,7 @@ class Impala(ActorCritic):
         return batch.replace(advantage_scale=tf.fill(tf.shape(batch.advantage), scale))
 
     def policy_loss(
-        self, policy: Any, value: tf.Tensor, batch: ImpalaBatch, state: AgentState
+        self, policy: Distribution, value: tf.Tensor, batch: ImpalaBatch, state: AgentState
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `losses.impala_loss`."""
         return impala_loss(

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfrl import checks, distributions, networks, seeding, specs, struct
 from tfrl.agents import network_checks
 from tfrl.agents.core import PARAM_UPDATES
-from tfrl.agents.default_networks import check_critic, make_critic
+from tfrl.agents.default_networks import make_critic
 from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.agents.off_policy.losses import critic_loss
 from tfrl.agents.off_policy.unit_actions import UnitActions
@@ -69,7 +69,7 @@ class OffPolicyActorCritic(OffPolicy):
         distributions.make_distribution(spec).check_mask(mask)
         self.actor = self.make_actor(input_spec, hidden)
         if self.critic_network is not None:
-            check_critic(self, self.critic_network, input_spec)
+            self._check_critic(self.critic_network, input_spec)
         self.critic = make_critic(
             self.critic_torso,
             input_spec,
@@ -81,6 +81,16 @@ class OffPolicyActorCritic(OffPolicy):
             num_critics=self.num_critics,
             apply_rule=self.apply_rule,
         )
+
+    def _check_critic(self, network: networks.Network, input_spec: Nest) -> None:
+        """Raises a UserError for a critic network with a wrong output."""
+        name, normalize = f"{type(self).__name__}.critic_network", self.normalize_obs
+        if self.unit_actions is None:
+            number = specs.num_actions(self.action_spec)
+            network_checks.check_value(name, network, input_spec, normalize, number)
+        else:
+            unit = self.unit_actions.spec
+            network_checks.check_value(name, network, input_spec, normalize, action_spec=unit)
 
     def _check_networks(self) -> None:
         owner, torso = type(self).__name__, "make_torso(env.obs_spec, hidden=(256, 256))"

@@ -1,7 +1,7 @@
 """PPO: the plan of its one update, with the clipped or the penalised surrogate."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -11,6 +11,7 @@ from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.core import algorithm
 from tfrl.agents.ppo.losses import ppo_loss
 from tfrl.checks import Bound
+from tfrl.distributions import Distribution
 from tfrl.errors import UserError
 from tfrl.types import AgentState
 
@@ -76,7 +77,7 @@ class PPO(ActorCritic):
         return state.replace(extra={**state.extra, "kl_coef": coef})
 
     def policy_loss(
-        self, policy: Any, value: tf.Tensor, batch: PolicyBatch, state: AgentState
+        self, policy: Distribution, value: tf.Tensor, batch: PolicyBatch, state: AgentState
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `losses.ppo_loss`."""
         return ppo_loss(

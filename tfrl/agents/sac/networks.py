@@ -1,6 +1,6 @@
 """The actor of SAC, for continuous and for discrete actions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -9,6 +9,9 @@ from tfrl.agents import network_checks
 from tfrl.agents.default_networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.agents.sac.agent import SAC
 
 
 def make_actor(
@@ -79,7 +82,7 @@ def unit_gaussian(output: Any) -> distributions.SquashedGaussian | None:
     )
 
 
-def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> networks.Network:
+def full_actor(agent: "SAC", network: networks.Network, input_spec: Nest) -> networks.Network:
     """Checks a full actor and returns it in SAC's form.
 
     Args:

@@ -304,7 +304,7 @@ POLICY, COLLECT_POLICY, CHECKPOINTS = "policy", "collect_policy", "checkpoints"
 
 
 def write_policies(
-    agent: Any, agent_state: Any, directory: pathlib.Path, learner_steps: int | None = None
+    agent: Any, agent_state: Nest, directory: pathlib.Path, learner_steps: int | None = None
 ) -> dict[str, Any]:
     """Writes policies that `tf_agents.policies.SavedModelPyTFEagerPolicy` loads, and a checkpoint.
 

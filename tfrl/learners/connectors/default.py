@@ -36,7 +36,7 @@ from tfrl.learners.connectors.transitions import AddNStepTransitions, learns_fro
 Nest = Any
 
 
-def learns_from_advantages(module: Any) -> bool:
+def learns_from_advantages(module: object) -> bool:
     """Whether a module's losses use advantages: it has values, or a reason why not."""
     if learns_from_transitions(module):
         return False

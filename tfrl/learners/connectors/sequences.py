@@ -14,7 +14,7 @@ from tfrl.learners.connectors.episode_rows import rows_by_module
 Nest = Any
 
 
-def initial_state(module: Any) -> Nest:
+def initial_state(module: object) -> Nest:
     """Returns the recurrent state `[...]` at an episode start; None without memory.
 
     Args:

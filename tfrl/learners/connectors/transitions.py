@@ -10,7 +10,7 @@ from tfrl.learners.connectors.connector import Connector
 from tfrl.learners.connectors.episode_rows import EpisodeRows, column, rows_by_module
 
 
-def learns_from_transitions(module: Any) -> bool:
+def learns_from_transitions(module: object) -> bool:
     """Whether a module is an off-policy agent, whose losses take a `tfrl.types.Transition`."""
     return bool(getattr(module, "learns_from_replay", False))
 
