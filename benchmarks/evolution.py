@@ -15,8 +15,9 @@ One JSON line per measurement. A generation is 200 steps of each member, a 2 x 1
 With `--growth` each size runs in its own process, and the last line has the difference in memory
 between the processes of the largest and the smallest size, per member.
 
-With `--strategies` a line has the shares of a generation's time: ask and tell of the search, the
-environment (steps with a torque without a network), and the network (the rest). With `--erl` the
+With `--strategies` a line has the shares of a generation's time: the environment (steps with a
+torque without a network), the network (playing the episodes, less the environment), and the search
+(the rest: alone, XLA would compile it otherwise). With `--erl` the
 search is ERL with GA and TD3: the share of gradient steps is the extra time against a generation
 that does not learn.
 
@@ -159,6 +160,17 @@ def acts_by_speed(state: Any, obs: Any, key: Any, carry: Any = None) -> Any:
     return ActionOutput(action=obs[:, 2:] * 0.25, carry=carry)
 
 
+def fastest(call: Callable[[], Any], rounds: int) -> float:
+    """Least seconds of a call that returns a tensor, after one that compiles."""
+    call()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call().numpy()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 def environment_seconds(num_envs: int, number: int, rounds: int) -> float:
     """Seconds of an episode of a number of environments without a network, in XLA."""
     import tensorflow as tf
@@ -180,13 +192,7 @@ def environment_seconds(num_envs: int, number: int, rounds: int) -> float:
 
         return tf.while_loop(lambda i, _: i < number, body, (0, 0.0))[1]
 
-    episodes()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        episodes().numpy()
-        seconds.append((time.perf_counter() - start) / number)
-    return min(seconds)
+    return fastest(episodes, rounds) / number
 
 
 def measure_erl(args: argparse.Namespace) -> None:
@@ -221,7 +227,7 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
     """A search at population 128: its rate, and the shares of search, environment and network."""
     import tensorflow as tf
 
-    from tfrl import evolution
+    from tfrl import evolution, seeding
 
     options = {"CMAES": {"eigen_interval": 10}}.get(name, {})
     optimizer = getattr(evolution, name)(pop_size=128, **options)
@@ -229,32 +235,28 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
     number = max(4, round(args.seconds * 200))
     rates = measure.alternate({name: generations(workflow, number)}, args.rounds)[name]
 
+    state = workflow.setup(0)
+    population, _ = optimizer.ask(state.opt_state.search)
+
     @functools.partial(tf.function, jit_compile=True, autograph=False)
-    def searches(state: Any) -> Any:
-        def body(i: tf.Tensor, state: Any) -> Any:
-            population, state = optimizer.ask(state)
-            fitness = -tf.reduce_sum(tf.square(population["head"]["bias"]), axis=-1)
-            return i + 1, optimizer.tell(state, fitness, population)
+    def episodes(agent_state: Any, population: Any) -> tf.Tensor:
+        def body(i: tf.Tensor, total: tf.Tensor) -> Any:
+            played = workflow.play(agent_state, population, seeding.fold_in(seeding.key(0), i))
+            return i + 1, total + tf.reduce_sum(played.totals.episode_returns)
 
-        return tf.while_loop(lambda i, _: i < number, body, (0, state))[1]
+        return tf.while_loop(lambda i, _: i < number, body, (0, 0.0))[1]
 
-    state = searches(workflow.setup(0).opt_state.search)
-    seconds = []
-    for _ in range(args.rounds):
-        start = time.perf_counter()
-        state = searches(state)
-        state.generation.numpy()
-        seconds.append((time.perf_counter() - start) / number)
-    search = min(seconds) * max(rates)
+    playing = fastest(lambda: episodes(state.agent_state, population), args.rounds)
+    playing *= max(rates) / number
     environment = environment_seconds(128, number, args.rounds) * max(rates)
     measure.emit(
         benchmark="evolution",
         strategy=name,
         population=128,
         generations_per_second=statistics.median(rates),
-        share_of_search=search,
+        share_of_search=1 - playing,
         share_of_environment=environment,
-        share_of_network=1 - search - environment,
+        share_of_network=playing - environment,
     )
 
 

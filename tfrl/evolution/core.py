@@ -101,10 +101,11 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             candidates, fitness = self._without_lost(candidates, fitness, state)
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
         any_known = tf.reduce_any(tf.math.is_finite(fitness))
-        search = tf.cond(
-            any_known,
-            lambda: self.learn(state.search, candidates, fitness, state.generation, key, **more),
-            lambda: state.search,
+        # A select: XLA would compile the branches of a condition apart, and copy their results.
+        fitness = tf.where(any_known, fitness, 0.0)
+        learned = self.learn(state.search, candidates, fitness, state.generation, key, **more)
+        search = tf.nest.map_structure(
+            lambda new, old: tf.where(any_known, new, old), learned, state.search
         )
         # Before a known fitness the best of a population is none.
         centre = tf.where(any_known, self.centre(search), ravel(state.params))

@@ -42,8 +42,10 @@ class GaussianMutation:
           space: Bounds and units of the parameters.
         """
         keys = seeding.streams(key, ("noise", "which"))
-        noise = self.std * seeding.normal(keys["noise"], x.shape)
-        return tf.where(seeding.uniform(keys["which"], x.shape) < self.rate, x + noise, x)
+        mutated = x + self.std * seeding.normal(keys["noise"], x.shape)
+        if self.rate == 1.0:
+            return mutated
+        return tf.where(seeding.uniform(keys["which"], x.shape) < self.rate, mutated, x)
 
 
 @loadable
