@@ -343,13 +343,14 @@ def leading_shape(name: str, x: Any, shape: Sequence[int | None], like: str) -> 
     raise UserError(name, expected=f"the leading axes {_text(wanted)} of {like}", got=_text(got))
 
 
-def dtype(name: str, x: Any, dtype: Any) -> None:
+def dtype(name: str, x: Any, dtype: Any, *, remedy: str = "") -> None:
     """Checks the dtype.
 
     Args:
       name: What the message calls `x`.
       x: A tensor or an array.
       dtype: The dtype that is expected, as TensorFlow or NumPy type or name.
+      remedy: What the message advises.
 
     Raises:
       UserError: When the dtype is another one.
@@ -358,7 +359,7 @@ def dtype(name: str, x: Any, dtype: Any) -> None:
 
     wanted, got = tf.as_dtype(dtype), _dtype(x)
     if got != wanted:
-        raise UserError(name, expected=f"dtype {wanted.name}", got=got.name)
+        raise UserError(name, expected=f"dtype {wanted.name}", got=got.name, remedy=remedy)
 
 
 def matches_spec(

@@ -1,5 +1,7 @@
 """What all searches share: parameters as vectors, wrong fitness, candidates from outside."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,12 +10,18 @@ from tests.evolution.problems import sphere
 from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.evolution import (
+    CEM,
     CMAES,
     DE,
     GA,
+    PGPE,
     PSO,
+    SNES,
+    XNES,
+    DiagonalCEM,
     NPointCrossover,
     OpenES,
+    SepCMAES,
     TruncationSelection,
     log_utilities,
     ravel,
@@ -137,6 +145,7 @@ def test_a_fitness_of_another_type():
         (lambda: GA(pop_size=4, selection=TruncationSelection), "GA.selection.*an object of it"),
         (lambda: OpenES(pop_size=4, fitness_shaping_fn="ranks"), "fitness_shaping_fn.*'ranks'"),
         (lambda: OpenES(pop_size=4, mirror_sampling="no"), "mirror_sampling"),
+        (lambda: OpenES(pop_size=4, optimizer=None), "OpenES.optimizer.*NoneType.*'adam'"),
     ],
 )
 def test_classes_and_names_are_no_operators(make, message):
@@ -159,3 +168,51 @@ def test_shapings():
     scaled = standardized(fitness)  # of 2, 2, 5, 3
     np.testing.assert_allclose(scaled, (np.array([2, 2, 5, 3]) - 3) / np.std([2, 2, 5, 3]), 1e-6)
     np.testing.assert_array_equal(standardized(tf.fill([3], -float("inf"))), [0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("std", [1, np.float64(0.5)])
+@pytest.mark.parametrize(
+    "search", [CEM, CMAES, DiagonalCEM, GA, PGPE, SNES, XNES, SepCMAES], ids=lambda s: s.__name__
+)
+def test_numbers_of_other_types_are_settings(search, std):
+    optimizer = search(pop_size=4, init_std=std)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    assert optimizer.tell(state, tf.range(4.0)).params.dtype == tf.float32
+
+
+@pytest.mark.parametrize("optimizer", [OpenES(pop_size=4), CMAES(pop_size=4), GA(pop_size=4)])
+def test_a_fitness_of_a_function_in_python(optimizer):
+    state = optimizer.init(tf.zeros([2]), KEY)
+
+    @functools.partial(tf.function, autograph=False)
+    def generation(state, size):
+        population, state = optimizer.ask(state)
+        numbers = tf.numpy_function(lambda p: p[:size, 0], [population], tf.float32)
+        return optimizer.tell(state, numbers)
+
+    population, _ = optimizer.ask(state)
+    same = optimizer.tell(state, population[:, 0])
+    np.testing.assert_allclose(generation(state, 4).params, same.params, rtol=1e-6)
+
+
+def test_zeros_of_both_signs_are_ties():
+    optimizer = OpenES(pop_size=6)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    fitness = tf.constant([0.0, -0.0, 1.0, -0.0, 0.0, -float("inf")])
+    plain = optimizer.tell(state, tf.abs(fitness) * tf.constant([1.0, 1, 1, 1, 1, -1])).params
+    compiled = tf.function(optimizer.tell, jit_compile=True, autograph=False)
+    np.testing.assert_allclose(compiled(state, fitness).params, plain, rtol=1e-6)
+    np.testing.assert_array_equal(optimizer.tell(state, fitness).params, plain)
+
+
+def test_a_shaping_that_takes_no_infinity_gets_the_least_fitness():
+    optimizer = OpenES(pop_size=4, fitness_shaping_fn=lambda f: f - tf.reduce_mean(f))
+    state = optimizer.init(tf.zeros([2]), KEY)
+    lost = optimizer.tell(state, tf.constant([1.0, 2.0, 3.0, np.nan]))
+    least = optimizer.tell(state, tf.constant([1.0, 2.0, 3.0, 1.0]))
+    np.testing.assert_array_equal(lost.params, least.params)
+
+
+def test_no_parameters():
+    with pytest.raises(UserError, match=r"params of OpenES.init: expected at least one"):
+        OpenES(pop_size=4).init({}, KEY)

@@ -148,7 +148,20 @@ def test_without_matplotlib(monkeypatch, tmp_path):
         plot_front(points(2), tmp_path / "front.png")
 
 
+def test_numbers_of_other_types():
+    doubles = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.5, 0.4]])
+    for fn in (non_dominated_ranks, pareto_front, crowding_distance, knee_point):
+        for kind in (np.float64, np.int64):
+            same = fn(doubles.astype(kind).astype(np.float32))
+            np.testing.assert_array_equal(fn(doubles.astype(kind)), same)
+
+
 def test_wrong_use(tmp_path):
+    for fn in (pareto_front, knee_point, crowding_distance):
+        with pytest.raises(UserError, match=f"fitness of {fn.__name__}"):
+            fn(np.zeros(3))
+    with pytest.raises(UserError, match="ranks of crowding_distance"):
+        crowding_distance(points(2), tf.zeros([3], tf.int32))
     with pytest.raises(UserError, match="points of hypervolume.*2 or 3 objectives.*got 4"):
         hypervolume(points(4), [0.0] * 4)
     with pytest.raises(UserError, match="reference of hypervolume"):

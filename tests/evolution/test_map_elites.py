@@ -119,6 +119,8 @@ def test_the_heat_map_is_an_image(tmp_path):
     assert (tmp_path / "archive.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="optimizer of plot_archive.*two descriptors"):
         plot_archive(MAPElites(pop_size=4, grid=(2,), descriptor_bounds=((0.0, 1.0),)), state, "x")
+    with pytest.raises(UserError, match="names of plot_archive.*two names"):
+        plot_archive(SEARCH, state, "x", names=("speed",))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,10 @@ def test_the_heat_map_is_an_image(tmp_path):
         (dict(grid=(3, 0)), "MAPElites.grid"),
         (dict(grid=(3,)), r"MAPElites.descriptor_bounds.*each of the 1 descriptors"),
         (dict(descriptor_bounds=((0.0, 1.0), (1.0, 1.0))), "MAPElites.descriptor_bounds"),
+        (dict(descriptor_bounds=(-1.0, 1.0)), r"descriptor_bounds.*got \(-1.0, 1.0\)"),
+        (dict(descriptor_bounds=None), r"descriptor_bounds.*got None.*Pass \(\(-1.0"),
+        (dict(grid=()), r"MAPElites.grid.*at least one descriptor"),
+        (dict(grid=5), r"MAPElites.grid.*got 5.*\(50, 50\)"),
         (dict(emitter="iso"), r"MAPElites.emitter.*IsoLineEmitter\(\)"),
     ],
 )
@@ -139,5 +145,7 @@ def test_descriptors_of_the_wrong_shape():
     state = SEARCH.init(tf.constant(MEAN), seeding.key(0))
     with pytest.raises(UserError, match=r"descriptors of MAPElites.tell.*\[8, 2\].*\[8\]"):
         SEARCH.tell(state, tf.zeros([8]), descriptors=tf.zeros([8]))
+    integers = SEARCH.tell(state, tf.range(8), descriptors=tf.zeros([8, 2], tf.int32))
+    assert float(tf.reduce_max(integers.search.archive.fitness)) == 7.0
     with pytest.raises(TypeError, match="descriptors"):
         SEARCH.tell(state, tf.zeros([8]))

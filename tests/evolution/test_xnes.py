@@ -1,5 +1,7 @@
 """XNES beside the package `cmaes`, and its formulas in NumPy."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,6 +39,29 @@ def test_a_far_candidate_from_outside_leaves_it_finite():
     state = optimizer.tell(state, tf.range(4.0), population)
     for leaf in tf.nest.flatten(state.search):
         assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "problem", [lambda x: -tf.reduce_sum((x - 3.0) ** 2, 1), lambda x: x[:, 0] * 0]
+)
+def test_it_stays_at_an_optimum_and_on_a_plain(problem, jit_compile):
+    optimizer = XNES(pop_size=10, init_std=0.5)
+
+    @functools.partial(tf.function, autograph=False, jit_compile=jit_compile)
+    def generations(state):
+        def body(i, state):
+            population, state = optimizer.ask(state)
+            return i + 1, optimizer.tell(state, problem(population))
+
+        return tf.while_loop(lambda i, _: i < 1000, body, (0, state))[1]
+
+    state = generations(optimizer.init(tf.fill([4], 2.0), seeding.key(1)))
+    B = np.asarray(state.search.B, np.float64)
+    np.testing.assert_allclose(np.linalg.det(B), 1.0, atol=0.1)
+    assert np.linalg.cond(B) < 1e5
+    if float(problem(tf.fill([1, 4], 2.0))[0]) < 0.0:
+        np.testing.assert_allclose(state.params, np.full(4, 3.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name, value", [("init_std", 0.0), ("lr_schedule", -1.0)])

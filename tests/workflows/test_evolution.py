@@ -249,6 +249,7 @@ def test_discounted_returns_and_objectives():
     assert plain["fitness_mean"] == 5.0
     discounted, _ = after(workflow_of(limit=5, discount=0.5), 1)
     assert discounted["fitness_mean"] == 1.9375  # 1 + 1/2 + ... + 1/16
+    assert discounted["episode_return"] == plain["episode_return"] == 5.0
 
     class Both(EvolutionWorkflow):
         def fitness(self, played):
@@ -262,7 +263,26 @@ def test_discounted_returns_and_objectives():
         (workflow := Both(env, PolicyAgent, OpenES(pop_size=4), **options)).setup(0)
     )
     assert metrics["fitness_mean"] < -10.0
+    assert metrics["fitness_mean"] < metrics["episode_return"] < 0.0
     assert "eval_return_mean" in workflow.evaluate(state)[0]
+
+
+def test_a_hook_names_its_own_objectives():
+    class ReturnAndLength(EvolutionWorkflow):
+        def fitness(self, played):
+            returns, lengths = played.totals.episode_returns, played.totals.episode_lengths
+            both = tf.stack([returns, -tf.cast(lengths, tf.float32)], axis=-1)
+            return tf.reduce_mean(both, axis=1)
+
+    options = {"compile": "graph", "max_episode_steps": 5, "objectives": ("return", "brevity")}
+    search = NSGA2(pop_size=4, bounds=(-1.0, 1.0))
+    workflow = ReturnAndLength(make_env("tf:CartPole-v1", num_envs=2), optimizer=search, **options)
+    metrics, _ = after(workflow, 1)
+    assert metrics["fitness_best"] == metrics["episode_return"] == 5.0
+    with pytest.raises(
+        UserError, match=r"2 for NSGA2, got 1.*Pass objectives=\('reward', 'energy'"
+    ):
+        EvolutionWorkflow(make_env("tf:CartPole-v1"), optimizer=search)
 
 
 class Wrong(EvolutionWorkflow):

@@ -61,8 +61,14 @@ class EvoOptimizer(struct.Struct, abc.ABC):
           params: The start of the search, a nest of float32 tensors, D elements in all.
           key: int32 [2].
         """
-        for path, leaf in struct.paths(params).items():
-            checks.dtype(f"params of {type(self).__name__}.init: {path}", leaf, tf.float32)
+        name = f"params of {type(self).__name__}.init"
+        leaves = struct.paths(params)
+        if not leaves:
+            raise UserError(
+                name, expected="at least one parameter", got=repr(params), remedy="Pass a nest."
+            )
+        for path, leaf in leaves.items():
+            checks.dtype(f"{name}: {path}", leaf, tf.float32, remedy="Cast it to float32.")
         params = struct.values(params)
         search = self.start(ravel(params), seeding.stream(key, "start"))
         return EvoState(key=key, generation=tf.constant(0, tf.int64), params=params, search=search)
@@ -162,13 +168,16 @@ class EvoOptimizer(struct.Struct, abc.ABC):
                 else "Pass a nest like one candidate.",
             )
         for path, leaf in leaves.items():
-            checks.dtype(f"{name}: {path}", leaf, tf.float32)
+            checks.dtype(f"{name}: {path}", leaf, tf.float32, remedy="Cast it to float32.")
             shape = [*batch, *wanted[path].shape]
             if not tf.TensorShape(leaf.shape).is_compatible_with(shape):
                 raise UserError(
                     f"{name}: {path}",
                     expected=f"float32 {shape}",
                     got=f"shape {list(leaf.shape)}",
+                    remedy="Pass one row per candidate, as from `ask`."
+                    if batch
+                    else "Pass a nest like one candidate.",
                 )
         return ravel(nest, batch_dims=len(batch))
 
@@ -198,7 +207,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         Raises:
           UserError: For another shape.
         """
-        fitness = tf.cast(fitness, tf.float32)
+        fitness = tf.cast(tf.convert_to_tensor(fitness), tf.float32)
         several = [self.num_objectives] if self.num_objectives > 1 else []
         wanted = [self.pop_size, *several]
         if not fitness.shape.is_compatible_with(wanted):
@@ -213,6 +222,8 @@ class EvoOptimizer(struct.Struct, abc.ABC):
                 got=f"shape {fitness.shape.as_list()}",
                 remedy=remedy,
             )
+        fitness = tf.ensure_shape(fitness, wanted)  # of functions of Python it may be unknown
+        fitness = tf.where(fitness == 0.0, 0.0, fitness)  # XLA sorts -0.0 before 0.0
         known = tf.math.is_finite(fitness)
         if several:  # one non-finite objective ranks the candidate last in all
             known = tf.reduce_all(known, axis=1, keepdims=True)

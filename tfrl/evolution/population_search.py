@@ -80,7 +80,7 @@ class PopulationSearch(EvoOptimizer):
         if self.init_std is None:
             unit = seeding.uniform(key, [self.pop_size, size])
             return space.low + (space.high - space.low) * unit
-        return space.clip(mean + self.init_std * seeding.normal(key, [self.pop_size, size]))
+        return space.clip(mean + float(self.init_std) * seeding.normal(key, [self.pop_size, size]))
 
     def _limit(self, limit: Any, size: int) -> tf.Tensor:
         if isinstance(limit, tuple | list) and len(limit) != size:

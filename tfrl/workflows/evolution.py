@@ -38,6 +38,7 @@ from tfrl.evolution.population import (
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
 from tfrl.rollout.acting import policy_for
+from tfrl.rollout.episode import EpisodeTotals
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
@@ -180,12 +181,17 @@ class EvolutionWorkflow(Workflow):
     def _check_objectives(self) -> None:
         num_given, num_taken = max(1, len(self.objectives)), self.optimizer.num_objectives
         if num_given != num_taken:
+            remedy = f"Choose NSGA2(num_objectives={num_given}) or RVEA, or fewer objectives."
+            if num_given < num_taken:
+                remedy = (
+                    "Pass objectives=('reward', 'energy'), names of the environment's rewards; "
+                    "RewardAndEnergy makes these two."
+                )
             raise UserError(
                 "objectives",
                 expected=f"{num_taken} for {type(self.optimizer).__name__}",
                 got=f"{num_given}: {', '.join(self.objectives) or 'the return'}",
-                remedy="Choose NSGA2(num_objectives=2) or RVEA for two, or an environment with "
-                "one reward.",
+                remedy=remedy,
             )
 
     def _check_statistics(self) -> None:
@@ -225,7 +231,8 @@ class EvolutionWorkflow(Workflow):
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, SearchState]:
         """Creates the agent's parameters, from which the search begins."""
-        if self.objectives and not isinstance(self.env, HostEnv):
+        has_hook = type(self).fitness is not EvolutionWorkflow.fitness
+        if self.objectives and not isinstance(self.env, HostEnv) and not has_hook:
             reward = state_form(bare(self.env), 1).reward
             check_objectives(self.objectives, sorted(reward) if isinstance(reward, dict) else ())
         keys = seeding.streams(key, ["agent", "search", "statistics"])
@@ -378,7 +385,7 @@ class EvolutionWorkflow(Workflow):
         lengths = tf.cast(totals.episode_lengths, tf.float32)
         metrics = {
             **metrics,
-            "episode_return": metrics["fitness_mean"],
+            "episode_return": self._mean_return(totals),
             "episode_length": tf.reduce_mean(lengths),
             **self.optimizer.metrics(search),
         }
@@ -394,8 +401,19 @@ class EvolutionWorkflow(Workflow):
             opt_state=SearchState(search=search, best=best),
         )
 
+    def _mean_return(self, totals: EpisodeTotals) -> tf.Tensor:
+        """Returns the mean return of the members; of several rewards the first objective's."""
+        returns = totals.episode_returns
+        if isinstance(returns, dict):
+            first = next((n for n in self.objectives if n in returns), min(returns))
+            returns = returns[first]
+        return fitness_metrics(tf.reduce_mean(returns, axis=-1))[0]["fitness_mean"]
+
     def fitness(self, played: Played) -> tf.Tensor:
-        """Returns the members' fitness, float32 `[P]` or `[P, M]`; a hook."""
+        """Returns the members' fitness, float32 `[P]` or `[P, M]`; a hook.
+
+        `objectives` names the M objectives of a hook, whatever the rewards.
+        """
         return fitness_of(
             played.totals, discounted=self.discount is not None, objectives=self.objectives
         )

@@ -1,6 +1,7 @@
 """MAP-Elites."""
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -51,17 +52,25 @@ class MAPElites(PopulationSearch):
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        checks.sizes("MAPElites.grid", self.grid)
+        remedy = "Pass (50, 50) for two descriptors."
+        if not checks.sizes("MAPElites.grid", self.grid, remedy=remedy):
+            raise UserError(
+                "MAPElites.grid", expected="at least one descriptor", got="()", remedy=remedy
+            )
         emitter = "an emitter such as IsoLineEmitter()"
         checks.function("MAPElites.emitter", self.emitter, emitter, classes=False)
-        if len(self.descriptor_bounds) != len(self.grid):
+        bounds: Any = self.descriptor_bounds
+        pairs = bounds if isinstance(bounds, tuple | list) else ()
+        are_pairs = all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs)
+        if not are_pairs or len(pairs) != len(self.grid):
             raise UserError(
                 "MAPElites.descriptor_bounds",
                 expected=f"(low, high) for each of the {len(self.grid)} descriptors of the grid",
-                got=repr(self.descriptor_bounds),
+                got=repr(bounds),
+                remedy="Pass ((-1.0, 1.0), (-1.0, 1.0)) for two descriptors.",
             )
-        for bounds in self.descriptor_bounds:
-            check_bounds("MAPElites.descriptor_bounds", bounds)
+        for pair in pairs:
+            check_bounds("MAPElites.descriptor_bounds", pair)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> MAPElitesState:
         """Draws the first population; the archive is empty."""
@@ -93,7 +102,7 @@ class MAPElites(PopulationSearch):
         Raises:
           UserError: For a fitness or descriptors of another shape.
         """
-        descriptors = tf.convert_to_tensor(descriptors, tf.float32)
+        descriptors = tf.cast(tf.convert_to_tensor(descriptors), tf.float32)
         wanted = [self.pop_size, len(self.grid)]
         if not descriptors.shape.is_compatible_with(wanted):
             raise UserError(
@@ -102,6 +111,7 @@ class MAPElites(PopulationSearch):
                 got=f"shape {descriptors.shape.as_list()}",
                 remedy="Pass one number per candidate and axis of the grid.",
             )
+        descriptors = tf.ensure_shape(descriptors, wanted)
         return self._tell(state, fitness, population, descriptors=descriptors)
 
     def learn(  # type: ignore[override]

@@ -1,17 +1,17 @@
 """A heat map of an archive of two descriptors."""
 
 import os
-from typing import Any
 
 import numpy as np
 
-from tfrl import extras
+from tfrl import checks, extras
 from tfrl.errors import UserError
 from tfrl.evolution.core import EvoState
+from tfrl.evolution.diversity.map_elites import MAPElites
 
 
 def plot_archive(
-    optimizer: Any,
+    optimizer: MAPElites,
     state: EvoState,
     path: str | os.PathLike[str],
     *,
@@ -29,6 +29,14 @@ def plot_archive(
       UserError: For another number of descriptors, or without matplotlib.
     """
     figures = extras.require("matplotlib.figure", "plots")
+    checks.instance("optimizer of plot_archive", optimizer, MAPElites, "a MAPElites")
+    if len(names) != 2:
+        raise UserError(
+            "names of plot_archive",
+            expected="two names, one for each axis",
+            got=repr(names),
+            remedy="Pass names=('speed', 'height').",
+        )
     if len(optimizer.grid) != 2:
         raise UserError(
             "optimizer of plot_archive",

@@ -95,7 +95,9 @@ class ERLMutation:
         keys = seeding.streams(key, ("noise", "which", "kind"))
         z = seeding.normal(keys["noise"], x.shape)
         kind = seeding.uniform(keys["kind"], x.shape)
-        strength = tf.where(kind < self.super_prob, self.super_strength, self.strength)
+        strength = tf.where(
+            kind < self.super_prob, float(self.super_strength), float(self.strength)
+        )
         reset = (kind >= self.super_prob) & (kind < self.super_prob + self.reset_prob)
         mutated = tf.where(reset, z, x + strength * tf.abs(x) * z)
         return tf.where(seeding.uniform(keys["which"], x.shape) < self.rate, mutated, x)

@@ -1,8 +1,16 @@
 """Pareto dominance: fronts, crowding distance, and the knee of a front."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl import checks
+
+
+def _objectives(name: str, fitness: Any) -> tf.Tensor:
+    """Returns the fitness of many objectives in float32."""
+    checks.rank(f"fitness of {name}", fitness, 2)
+    return tf.cast(tf.convert_to_tensor(fitness), tf.float32)
 
 
 def non_dominated_ranks(fitness: tf.Tensor) -> tf.Tensor:
@@ -19,8 +27,7 @@ def non_dominated_ranks(fitness: tf.Tensor) -> tf.Tensor:
     Returns:
       int32 [P].
     """
-    checks.rank("fitness of non_dominated_ranks", fitness, 2)
-    fitness = tf.convert_to_tensor(fitness)
+    fitness = _objectives("non_dominated_ranks", fitness)
     size = fitness.shape[0]
     one, other = fitness[:, None], fitness[None]
     dominates = tf.reduce_all(one >= other, axis=2) & tf.reduce_any(one > other, axis=2)
@@ -49,9 +56,9 @@ def pareto_front(fitness: tf.Tensor) -> tf.Tensor:
     Returns:
       bool [P].
     """
-    fitness = tf.convert_to_tensor(fitness)
+    fitness = _objectives("pareto_front", fitness)
     known = tf.reduce_all(tf.math.is_finite(fitness), axis=1)
-    ranked = tf.where(known[:, None], fitness, tf.constant(-float("inf"), fitness.dtype))
+    ranked = tf.where(known[:, None], fitness, -float("inf"))
     return known & (non_dominated_ranks(ranked) == 0)
 
 
@@ -72,10 +79,10 @@ def crowding_distance(fitness: tf.Tensor, ranks: tf.Tensor | None = None) -> tf.
     Returns:
       float32 [P].
     """
-    checks.rank("fitness of crowding_distance", fitness, 2)
-    fitness = tf.convert_to_tensor(fitness)
+    fitness = _objectives("crowding_distance", fitness)
     size = fitness.shape[0]
-    ranks = tf.zeros([size], tf.int32) if ranks is None else ranks
+    ranks = tf.zeros([size], tf.int32) if ranks is None else tf.convert_to_tensor(ranks)
+    checks.leading_shape("ranks of crowding_distance", ranks, [size], "the fitness")
     members = tf.gather(tf.math.unsorted_segment_sum(tf.ones([size]), ranks, size), ranks)
     distance = tf.zeros([size])
     for objective in tf.unstack(fitness, axis=1):
@@ -113,6 +120,7 @@ def knee_point(fitness: tf.Tensor) -> tf.Tensor:
     Returns:
       int64 scalar.
     """
+    fitness = _objectives("knee_point", fitness)
     front = pareto_front(fitness)[:, None]
     least = tf.reduce_min(tf.where(front, fitness, float("inf")), axis=0)
     greatest = tf.reduce_max(tf.where(front, fitness, -float("inf")), axis=0)

@@ -44,7 +44,7 @@ class CEM(EliteStrategy):
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> CEMState:
         """Begins with a sphere."""
         factors = tf.zeros([self._num_elites, *mean.shape])
-        return CEMState(mean=mean, factors=factors, noise=tf.constant(self.init_std**2))
+        return CEMState(mean=mean, factors=factors, noise=tf.constant(self.init_std**2, tf.float32))
 
     def sample(self, search: CEMState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns mean + z' factors + sqrt(noise) z."""

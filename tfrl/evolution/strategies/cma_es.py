@@ -79,7 +79,7 @@ class CMAES(EvolutionStrategy):
         zeros, identity = tf.zeros_like(mean), tf.eye(mean.shape[0])
         return CMAESState(
             mean=mean,
-            sigma=tf.constant(self.init_std),
+            sigma=tf.constant(self.init_std, tf.float32),
             p_sigma=zeros,
             p_c=zeros,
             C=identity,

@@ -34,7 +34,7 @@ class DiagonalCEM(EliteStrategy):
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> DiagonalCEMState:
         """Begins with equal variances."""
-        return DiagonalCEMState(mean=mean, variance=tf.fill(mean.shape, self.init_std**2))
+        return DiagonalCEMState(mean=mean, variance=tf.fill(mean.shape, float(self.init_std) ** 2))
 
     def sample(self, search: DiagonalCEMState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns mean + sqrt(variance) z."""

@@ -12,6 +12,7 @@ from tfrl.evolution.strategies.settings import (
     check_noise,
     check_rate,
     check_shaping,
+    shaped,
 )
 from tfrl.learning.optimizers import Optimizer, Slots
 from tfrl.loading import loadable
@@ -109,7 +110,7 @@ class OpenES(EvolutionStrategy):
     ) -> OpenESState:
         """Takes a step of the optimizer."""
         sigma = self._setting(search, "noise_std", generation)
-        weights = self.fitness_shaping_fn(fitness)
+        weights = shaped(self.fitness_shaping_fn, fitness)
         steps = combine(weights, candidates - search.mean)
         gradient = steps / (self.pop_size * sigma**2) - self.weight_decay * search.mean
         rate = self._setting(search, "learning_rate", generation)

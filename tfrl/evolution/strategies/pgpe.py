@@ -12,6 +12,7 @@ from tfrl.evolution.strategies.settings import (
     check_mirrored,
     check_rate,
     check_shaping,
+    shaped,
 )
 from tfrl.evolution.strategies.spread import bounded_std
 from tfrl.learning.optimizers import Optimizer, Slots
@@ -73,7 +74,7 @@ class PGPE(EvolutionStrategy):
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> PGPEState:
         """Begins at the mean, with equal sigmas and fresh slots."""
-        sigma = tf.fill(mean.shape, self.init_std)
+        sigma = tf.fill(mean.shape, float(self.init_std))
         return PGPEState(mean=mean, sigma=sigma, slots=self._optimizer.init(mean))
 
     def sample(self, search: PGPEState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -91,7 +92,7 @@ class PGPE(EvolutionStrategy):
     ) -> PGPEState:
         """Takes a step of the optimizer and a step of sigma."""
         sigma, num = search.sigma, self.pop_size // 2
-        weights = self.fitness_shaping_fn(fitness)
+        weights = shaped(self.fitness_shaping_fn, fitness)
         w_plus, w_minus = tf.split(weights, 2)
         x_plus, x_minus = tf.split(candidates, 2)
         e = (x_plus - x_minus) / 2.0

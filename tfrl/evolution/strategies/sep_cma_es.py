@@ -52,7 +52,7 @@ class SepCMAES(EvolutionStrategy):
         zeros = tf.zeros_like(mean)
         return SepCMAESState(
             mean=mean,
-            sigma=tf.constant(self.init_std),
+            sigma=tf.constant(self.init_std, tf.float32),
             p_sigma=zeros,
             p_c=zeros,
             C=tf.ones_like(mean),

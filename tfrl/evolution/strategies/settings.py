@@ -3,8 +3,17 @@
 import math
 from typing import Any
 
+import tensorflow as tf
+
 from tfrl import checks
 from tfrl.errors import UserError
+from tfrl.evolution.fitness import (
+    FitnessShaping,
+    centered_ranks,
+    finite,
+    log_utilities,
+    standardized,
+)
 from tfrl.learning.optimizers import BY_NAME, Optimizer
 from tfrl.ops.schedules import ExponentialSchedule, Schedule, check_schedule
 
@@ -12,7 +21,8 @@ from tfrl.ops.schedules import ExponentialSchedule, Schedule, check_schedule
 def as_optimizer(name: str, optimizer: str | Optimizer) -> Optimizer:
     """Returns an optimizer, which may be given by name."""
     if not isinstance(optimizer, str):
-        return optimizer
+        expected = f"an optimizer of tfrl.learning.optimizers, or one of {', '.join(BY_NAME)}"
+        return checks.instance(name, optimizer, Optimizer, expected, remedy="Pass 'adam'.")
     return BY_NAME[checks.one_of(name, optimizer, BY_NAME)]()
 
 
@@ -26,6 +36,18 @@ def check_shaping(name: str, fitness_shaping_fn: Any) -> None:
     """Raises a UserError for a shaping that is no function of the fitness."""
     expected = "a function of the fitness, such as tfrl.evolution.centered_ranks"
     checks.function(f"{name}.fitness_shaping_fn", fitness_shaping_fn, expected, classes=False)
+
+
+def shaped(shaping: FitnessShaping, fitness: tf.Tensor) -> tf.Tensor:
+    """Returns the weights of a fitness [P].
+
+    For a function whose weights are not finite, lost candidates get the least finite fitness.
+    """
+    weights = shaping(fitness)
+    if shaping in (centered_ranks, log_utilities, standardized):
+        return weights
+    is_finite = tf.reduce_all(tf.math.is_finite(weights))
+    return tf.where(is_finite, weights, shaping(finite(fitness)))
 
 
 def check_rate(name: str, rate: float | Schedule) -> None:

@@ -8,6 +8,7 @@ from tfrl import seeding, struct
 from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies.natural import NaturalStrategy
 from tfrl.evolution.strategies.recombination import combine
+from tfrl.evolution.strategies.settings import shaped
 from tfrl.evolution.strategies.spread import bounded_std, growth
 from tfrl.loading import loadable
 
@@ -29,8 +30,8 @@ class SNES(NaturalStrategy):
       mean += eta_mean sigma sum_i u_i z_i
       sigma *= exp(eta_sigma / 2 sum_i u_i (z_i^2 - 1))
 
-    The utilities u are the shaped fitness. Exponents are clipped to [-3, 3]; only injected
-    candidates reach these bounds.
+    The utilities u are the shaped fitness. Exponents are clipped to [-3, 3], which sampled
+    candidates reach only if sigma is below the rounding errors of the mean.
 
     Source: Wierstra et al. 2014, algorithm 6, http://jmlr.org/papers/v15/wierstra14a.html.
 
@@ -39,7 +40,7 @@ class SNES(NaturalStrategy):
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> SNESState:
         """Begins with equal standard deviations."""
-        return SNESState(mean=mean, sigma=tf.fill(mean.shape, self.init_std))
+        return SNESState(mean=mean, sigma=tf.fill(mean.shape, float(self.init_std)))
 
     def sample(self, search: SNESState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns mean + sigma z."""
@@ -56,7 +57,7 @@ class SNES(NaturalStrategy):
     ) -> SNESState:
         """Takes a step of mean and standard deviations."""
         mean, sigma = search.mean, search.sigma
-        u = self.fitness_shaping_fn(fitness)
+        u = shaped(self.fitness_shaping_fn, fitness)
         z = (candidates - mean) / sigma
         d = mean.shape[0]
         default = (3.0 + math.log(d)) / (5.0 * math.sqrt(d))

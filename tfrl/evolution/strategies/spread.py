@@ -20,6 +20,11 @@ def growth(log_factor: tf.Tensor) -> tf.Tensor:
     return tf.exp(tf.clip_by_value(log_factor, -_MOST_LOG_FACTOR, _MOST_LOG_FACTOR))
 
 
+def within_bounds(log_factors: tf.Tensor) -> tf.Tensor:
+    """Scales logs of factors [D] to within +-3 if necessary; a sum of 0 stays one."""
+    return log_factors * tf.minimum(1.0, _MOST_LOG_FACTOR / tf.reduce_max(tf.abs(log_factors)))
+
+
 def spectral(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns ascending eigenvalues [D] and eigenvectors [D, D] (columns) of a symmetric matrix."""
     return tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2.0)

@@ -7,8 +7,17 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies.natural import NaturalStrategy
-from tfrl.evolution.strategies.spread import bounded_std, from_spectral, growth, spectral
+from tfrl.evolution.strategies.settings import shaped
+from tfrl.evolution.strategies.spread import (
+    bounded_std,
+    from_spectral,
+    growth,
+    spectral,
+    within_bounds,
+)
 from tfrl.loading import loadable
+
+_MOST_CONDITION = 1e5  # in the Frobenius norm
 
 
 @struct.dataclass
@@ -31,9 +40,11 @@ class XNES(NaturalStrategy):
       mean += eta_mean sigma B G_mean
       sigma *= exp(eta_sigma / 2 G_sigma),  B = B exp(eta_sigma / 2 G_B)
 
-    The utilities u are the shaped fitness. Exponents and their eigenvalues are clipped to [-3, 3];
-    only injected candidates reach these bounds. A generation takes O(D^3) time and the state O(D^2)
-    memory, for some hundred parameters; XLA on CPU is slow for large D, as in `CMAES`.
+    The utilities u are the shaped fitness. Exponents and their eigenvalues stay within [-3, 3],
+    which sampled candidates reach only if sigma is below the rounding errors of the mean. B stays
+    as it is if a step would bring its condition number above 1e5, beyond float32. A generation
+    takes O(D^3) time and the state O(D^2) memory, for some hundred parameters; XLA on CPU is slow
+    for large D, as in `CMAES`.
 
     Source: Glasmachers et al. 2010, algorithm 1, https://doi.org/10.1145/1830483.1830557.
 
@@ -43,7 +54,9 @@ class XNES(NaturalStrategy):
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> XNESState:
         """Begins with a sphere."""
-        return XNESState(mean=mean, sigma=tf.constant(self.init_std), B=tf.eye(mean.shape[0]))
+        return XNESState(
+            mean=mean, sigma=tf.constant(self.init_std, tf.float32), B=tf.eye(mean.shape[0])
+        )
 
     def sample(self, search: XNESState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns mean + sigma B z."""
@@ -60,9 +73,9 @@ class XNES(NaturalStrategy):
     ) -> XNESState:
         """Takes a step of mean, step size and shape."""
         mean, sigma, B = search.mean, search.sigma, search.B
-        u = self.fitness_shaping_fn(fitness)
-        # The inverse, since XLA on CPU crashes with tf.linalg.solve.
-        z = tf.matmul(tf.linalg.inv(B), (candidates - mean) / sigma, transpose_b=True)  # [D, P]
+        u = shaped(self.fitness_shaping_fn, fitness)
+        inverse = tf.linalg.inv(B)  # since XLA on CPU crashes with tf.linalg.solve
+        z = tf.matmul(inverse, (candidates - mean) / sigma, transpose_b=True)  # [D, P]
         d = mean.shape[0]
         G_mean = tf.linalg.matvec(z, u)
         G_M = tf.matmul(z * u, z, transpose_b=True) - tf.reduce_sum(u) * tf.eye(d)
@@ -72,10 +85,16 @@ class XNES(NaturalStrategy):
         default = (9.0 + 3.0 * math.log(d)) / (5.0 * d * math.sqrt(d))
         eta_mean, eta_sigma = self._rates(generation, default)
         step = eta_mean * sigma * tf.linalg.matvec(B, G_mean)
+        exponents = within_bounds(eta_sigma / 2.0 * values)
+        after = tf.matmul(B, from_spectral(tf.exp(exponents), vectors))
+        inverse_after = tf.matmul(from_spectral(tf.exp(-exponents), vectors), inverse)
+        condition, before = (
+            tf.norm(b) * tf.norm(i) for b, i in ((after, inverse_after), (B, inverse))
+        )
         return XNESState(
             mean=mean + step,
             sigma=bounded_std(sigma * growth(eta_sigma / 2.0 * G_sigma)),
-            B=tf.matmul(B, from_spectral(growth(eta_sigma / 2.0 * values), vectors)),
+            B=tf.where((condition < _MOST_CONDITION) | (condition < before), after, B),
         )
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
