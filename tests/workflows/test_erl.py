@@ -382,6 +382,23 @@ def test_cem_rl_on_the_host_with_an_environment_that_fails():
     workflow.close()
 
 
+def test_a_lost_episode_of_the_agent_is_counted(monkeypatch):
+    workflow = workflow_of(inject="none", episodes_per_agent=4)
+    play = workflow.play
+
+    def loses_the_last(*args):
+        episodes = play(*args)
+        count = episodes.lost.shape[0]
+        return episodes.replace(lost=tf.range(count) == count - 1)
+
+    monkeypatch.setattr(workflow, "play", loses_the_last)
+    (row, _), state = after(workflow)
+    assert (row["lost_members"], row["lost_agent_episodes"]) == (0, 1)
+    assert np.isfinite(row["agent_return"]) and np.isfinite(row["episode_return"])
+    assert "episodes of the agent lost at 80 env steps: 1." in workflow.warning_of(row)
+    assert int(workflow.replay_buffer(state).size()) == 2 * 70
+
+
 def test_environments_in_parts_play_as_one_batch():
     rows = []
     for settings in ({}, {"double_buffer": True}, {"max_wait_time": 0.01}):

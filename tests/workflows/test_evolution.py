@@ -11,9 +11,10 @@ import tfrl
 from tfrl import make_env, seeding, struct, traces
 from tfrl.envs.wrappers import RewardAndEnergy, RewardNormalize, RewardScale
 from tfrl.errors import UserError
-from tfrl.evolution import NSGA2, MAPElites, OpenES, PolicyAgent
+from tfrl.evolution import NSGA2, MAPElites, OpenES, PolicyAgent, population
 from tfrl.evolution.population import bare, start_states
 from tfrl.rollout import fast_eval_rollout_episode
+from tfrl.rollout.episode import EpisodeTotals
 from tfrl.workflows import EvolutionWorkflow, evolution
 
 NORMALIZING = functools.partial(PolicyAgent, normalize_obs=True)
@@ -231,6 +232,18 @@ def test_statistics_of_observations():
     metrics, state = after(running, 1)
     # Exactly the observations that a member acted on.
     assert float(state.agent_state.normalizer.count) == metrics["env_steps"]
+
+
+def test_statistics_leave_lost_members_out():
+    played = population.Played(
+        totals=EpisodeTotals(
+            episode_returns=tf.constant([[1.0, np.nan], [2.0, 3.0]]),
+            episode_lengths=tf.ones([2, 2], tf.int32),
+        ),
+        valid=tf.constant([[True, False]] * 4),
+    )
+    known = evolution._known(played)
+    np.testing.assert_array_equal(known, [[True, False], [False] * 2, [True, False], [True, False]])
 
 
 def test_a_fitness_of_the_wrong_shape_is_named():
@@ -478,7 +491,7 @@ class NotFinite(gymnasium.Wrapper):
 
 
 @pytest.mark.parametrize("value", ["reward", "observation"])
-def test_numbers_of_the_host_that_are_not_finite_lose_the_episode(value):
+def test_numbers_of_the_host_that_are_not_finite_lose_the_episode(value, caplog):
     wrap = functools.partial(NotFinite, value=value)
     env = make_env("gymnasium:CartPole-v1", num_envs=2, wrappers=(wrap,))
     options = {"optimizer": OpenES(pop_size=4), "max_episode_steps": 20, "eval_episodes": 3}
@@ -487,6 +500,8 @@ def test_numbers_of_the_host_that_are_not_finite_lose_the_episode(value):
     before = state.agent_state.params
     metrics, state = workflow.step(state)
     assert metrics["lost_members"] == 4
+    # Once for each episode, however many steps the others take.
+    assert caplog.text.count("Lost an episode: step() of gymnasium:CartPole-v1, environment") == 4
     assert_same(state.agent_state.params, before)  # nothing is known of any member
     found, _ = workflow.evaluate(state)
     assert (found["eval_episodes"], found["eval_lost_episodes"]) == (0, 3)
@@ -531,6 +546,10 @@ def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
         ({"discount": 2.0}, r"discount.*at most 1"),
         ({"common_random_numbers": "no"}, r"common_random_numbers"),
         ({"max_episode_steps": 0}, r"max_episode_steps.*at least 1"),
+        (
+            {"limit": None, "task": "tf:Pendulum-v1", "settings": {"max_episode_steps": -1}},
+            r"max_episode_steps: .*Pass max_episode_steps",
+        ),
         ({"objectives": "return"}, r"objectives.*sequence of names"),
         ({"evaluator": "mine"}, r"evaluator.*Evaluator, or None, got 'mine'"),
         ({"eval_env": "tf:CartPole-v1"}, r"eval_env.*from tfrl.make_env"),
@@ -549,9 +568,9 @@ def test_wrong_use(options, message):
 
 
 def test_no_optimizer():
-    with pytest.raises(UserError, match="a search of tfrl.evolution"):
+    with pytest.raises(UserError, match=r"a search of tfrl.evolution.*OpenES\(pop_size=128\)"):
         EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2))
-    with pytest.raises(UserError, match="got the class OpenES. Pass an object of it"):
+    with pytest.raises(UserError, match=r"got the class OpenES. Pass for example OpenES\("):
         EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2), optimizer=OpenES)
 
 

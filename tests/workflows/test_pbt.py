@@ -74,6 +74,9 @@ def test_members_are_runs_of_their_own():
             assert_same(
                 getattr(struct.take(state.opt_state.members, i), name), getattr(after, name)
             )
+    row, state = workflow.step(state)
+    steps = state.opt_state.members.metrics.learner["learner_steps"]
+    assert row["learner_steps"] == int(tf.reduce_sum(steps)) > 0
     rates = workflow._values(before)[0].numpy()
     assert len(set(rates)) == 3 and rates.min() >= 1e-4 and rates.max() <= 1e-1
 

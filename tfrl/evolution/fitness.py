@@ -46,8 +46,14 @@ def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor
 
 
 def lost_warning(row: Mapping[str, Any]) -> str | None:
-    """Returns a warning about the lost members of a generation's metrics, or None."""
-    lost = row.get("lost_members", 0.0)
+    """Returns a warning about the lost members and episodes of a generation's metrics, or None."""
+    lost, own = row.get("lost_members", 0.0), row.get("lost_agent_episodes", 0.0)
+    if own and not lost:
+        return (
+            f"episodes of the agent lost at {int(row['env_steps']):,} env steps: {own:.0f}. Their "
+            "environment has failed, or a number was not finite. Their steps are not stored; the "
+            "metric lost_agent_episodes counts them."
+        )
     if not lost:
         return None
     return (

@@ -283,6 +283,8 @@ def _register() -> None:
         part = getattr(evolution, name)
         if isinstance(part, type) and part not in (*_NOT_IN_GIN, evolution.PolicyAgent):
             gin.external_configurable(part, module="evolution")
+    for shaping in ("centered_ranks", "finite", "log_utilities", "standardized"):
+        gin.external_configurable(getattr(evolution, shaping), module="evolution")
     specs = ["obs_spec", "action_spec"]
     gin.external_configurable(evolution.PolicyAgent, module="agents", denylist=specs)
     # The workflow passes the other arguments.

@@ -252,6 +252,10 @@ class Workflow(abc.ABC):
 
     # For the runner.
 
+    def counters(self, state: State) -> tf.Tensor:
+        """Returns iterations, env_steps, episodes and learner_steps, int64 [4]; traced."""
+        return state.metrics.counters()
+
     def phase_of(self, state: State) -> RunPhase:
         """Returns the phase of a run; each phase has one trace."""
         return RunPhase()

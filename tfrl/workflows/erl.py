@@ -171,7 +171,11 @@ class ERLWorkflow(Workflow):
         """
         super().__init__(iterations_per_call=iterations_per_call)
         self.optimizer: EvoOptimizer = checks.instance(
-            "optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution"
+            "optimizer",
+            optimizer,
+            EvoOptimizer,
+            "a search of tfrl.evolution",
+            remedy="Pass for example OpenES(pop_size=128).",
         )
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
@@ -498,10 +502,12 @@ class ERLWorkflow(Workflow):
         }
         for i, m in enumerate(self.explorers):
             begin = first + i * self.episodes_per_agent
-            own_return = tf.reduce_mean(returns[begin : begin + self.episodes_per_agent])
-            metrics[name_in_row(m, "agent_return")] = own_return
+            own = fitness_metrics(returns[begin : begin + self.episodes_per_agent])[0]
+            metrics[name_in_row(m, "agent_return")] = own["fitness_mean"]
         if self.explorers:
-            metrics["episode_return"] = tf.reduce_mean(returns[first:])
+            own = fitness_metrics(returns[first:])[0]
+            metrics["episode_return"] = own["fitness_mean"]
+            metrics["lost_agent_episodes"] = own["lost_members"]
         return metrics, search, best
 
     # Learner steps.

@@ -38,7 +38,7 @@ from tfrl.evolution.population import (
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
 from tfrl.rollout.acting import policy_for
-from tfrl.rollout.episode import EpisodeTotals
+from tfrl.rollout.episode import EpisodeTotals, episode_limit
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
@@ -146,7 +146,11 @@ class EvolutionWorkflow(Workflow):
         checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
         checks.one_of("compile", compile, ("auto", *MODES))
         self.optimizer: EvoOptimizer = checks.instance(
-            "optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution"
+            "optimizer",
+            optimizer,
+            EvoOptimizer,
+            "a search of tfrl.evolution",
+            remedy="Pass for example OpenES(pop_size=128).",
         )
         checks.number("discount", discount, 0, 1, optional=True)
         checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
@@ -167,6 +171,7 @@ class EvolutionWorkflow(Workflow):
         if self.objectives and isinstance(env, HostEnv):
             check_objectives(self.objectives, ("reward", *env.info_fields))
         self._check_statistics()
+        episode_limit(env, max_episode_steps, name="max_episode_steps")
         self.env = tolerant(env)
         if not isinstance(env, HostEnv):
             self.env = env.with_num_envs(self.optimizer.pop_size * episodes_per_member)
@@ -380,7 +385,7 @@ class EvolutionWorkflow(Workflow):
         search = self.optimizer.tell(search, fitness, population, **descriptors)
         agent_state = self._with_params(state.agent_state, search.params)
         if self.obs_statistics == "running":
-            stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
+            stats = statistics.update(agent_state.normalizer, played.obs, mask=_known(played))
             agent_state = agent_state.replace(normalizer=stats)
         lengths = tf.cast(totals.episode_lengths, tf.float32)
         metrics = {
@@ -516,3 +521,10 @@ class EvolutionWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.part_env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _known(played: Played) -> tf.Tensor:
+    """Returns bool [P E, T], the observations of episodes whose returns are finite."""
+    returns = tf.stack(tf.nest.flatten(played.totals.episode_returns))  # [M, P, E]
+    is_finite = tf.reduce_all(tf.math.is_finite(returns), axis=0)
+    return played.valid & tf.reshape(is_finite, [-1, 1])

@@ -259,6 +259,12 @@ class PBTWorkflow(Workflow):
             leaves.update(dict.fromkeys(self._leaves_of(members, h), value))
         return tf.nest.pack_sequence_as(members, list(leaves.values()))
 
+    def counters(self, state: State) -> tf.Tensor:
+        """Returns the run's counters, with the sum of the members' learner steps."""
+        own = state.opt_state.members.metrics.learner.get("learner_steps")
+        steps = tf.constant(0, tf.int64) if own is None else tf.reduce_sum(own)
+        return tf.concat([state.metrics.counters()[:-1], [steps]], axis=0)
+
     # A round.
 
     @tf.autograph.experimental.do_not_convert

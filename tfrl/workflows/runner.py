@@ -43,6 +43,9 @@ class Iterating(Protocol):
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration; traced."""
 
+    def counters(self, state: State) -> tf.Tensor:
+        """Returns the counters of a row, int64 [4], named `COUNTERS`; traced."""
+
     def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
 
@@ -218,7 +221,7 @@ class Runner:
         size = len(names) if tf.executing_eagerly() else self._slots
         floats = row_of(metrics, names, size)
         with tf.control_dependencies([end] if timed else []):
-            counters = state.metrics.counters()
+            counters = self._workflow.counters(state)
         return state, floats, counters, tf.stack([middle - start, end - middle])
 
     # Many.
@@ -311,7 +314,7 @@ class Runner:
                 parallel_iterations=1,
                 name="iterations",
             )
-        counters = of(carried).metrics.counters()
+        counters = self._workflow.counters(of(carried))
         return carried, done, accumulator().result(sums), counters, seconds[0] if timed else zero
 
     def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:

@@ -284,11 +284,12 @@ class EnvFactory:
 
 
 class LostEpisode(gymnasium.Wrapper):
-    """Ends an episode when the environment fails, and creates a new environment for the next.
+    """Ends an episode when the environment fails; the next reset with a seed creates a new one.
 
     An environment fails if it raises, or returns a number that is not finite. The final step
     repeats the last observation (any valid one if unknown), with reward 0 and 1.0 under `LOST` in
-    `info`.
+    `info`. So does every step up to the next seed: an episode that an autoreset would begin there
+    counts for nobody, and might fail again.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], lost: bool = False):
@@ -302,6 +303,8 @@ class LostEpisode(gymnasium.Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode; if that fails, the episode is lost at its first step."""
+        if self._failed and seed is None:
+            return self._obs, {}
         try:
             if self._failed:
                 self.env.close()
@@ -310,7 +313,7 @@ class LostEpisode(gymnasium.Wrapper):
             _check_finite("reset", obs)
             self._obs, self._failed = obs, False
         except Exception as error:
-            self._note(error)
+            self._note(error, "reset()")
             self._obs, info = self._any_observation(), {}
         return self._obs, info
 
@@ -321,7 +324,7 @@ class LostEpisode(gymnasium.Wrapper):
                 answer = self.env.step(action)
                 _check_finite("step", answer[:2])
             except Exception as error:
-                self._note(error)
+                self._note(error, "step()", action)
             else:
                 self._obs = answer[0]
                 return answer
@@ -333,8 +336,10 @@ class LostEpisode(gymnasium.Wrapper):
         space.seed(0)
         return space.sample()
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception, call: str, action: Any = None) -> None:
         self._failed = True
+        if isinstance(self.env, Member):  # says which environment it was, and its seed
+            error = self.env.raised(error, call, action)
         _LOG.warning("Lost an episode: %s", error)
 
 
@@ -387,7 +392,7 @@ class Member(gymnasium.Wrapper):
         except UserError:
             raise
         except Exception as error:
-            raise self._raised(error, "reset()") from error
+            raise self.raised(error, "reset()") from error
         try:
             check_layout(f"reset() of {self._name}", answer, RESET)
             obs, info = answer
@@ -407,9 +412,9 @@ class Member(gymnasium.Wrapper):
         except ValueError as error:
             if "values to unpack" in str(error):  # from Gymnasium's wrappers in between
                 raise self._placed(bad_step(self._name, str(error))) from error
-            raise self._raised(error, "step()", action) from error
+            raise self.raised(error, "step()", action) from error
         except Exception as error:
-            raise self._raised(error, "step()", action) from error
+            raise self.raised(error, "step()", action) from error
         try:
             # Gymnasium's own wrappers detect the other mistakes.
             if not isinstance(answer, tuple) or len(answer) != len(STEP):
@@ -441,7 +446,7 @@ class Member(gymnasium.Wrapper):
             remedy=error.remedy,
         )
 
-    def _raised(self, error: Exception, call: str, action: Any = None) -> UserError:
+    def raised(self, error: Exception, call: str, action: Any = None) -> UserError:
         """Returns the error to raise for an exception of the environment."""
         task = self._name.partition(":")[2]
         begin = f"reset(seed={self._seed})" if self._seed is not None else "reset()"
