@@ -36,7 +36,7 @@ from tfrl.learning import leaves
 from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.replay import InGraphReplay
 from tfrl.rollout.episode import episode_totals
-from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
+from tfrl.types import EvaluatesActions, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
@@ -390,12 +390,7 @@ class ERLWorkflow(Workflow):
         """`play` on the device; a function of tensors."""
 
         def play(
-            agent: EvaluatesActions,
-            own: Nest,
-            number: int,
-            repeats: int,
-            key: tf.Tensor,
-            act: ActionFn | None,
+            agent: EvaluatesActions, own: Nest, number: int, repeats: int, key: tf.Tensor, act: Any
         ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             env = self.env.with_num_envs(number)
@@ -413,12 +408,7 @@ class ERLWorkflow(Workflow):
         env = cast(HostEnv, self.env)
 
         def play(
-            agent: EvaluatesActions,
-            own: Nest,
-            number: int,
-            repeats: int,
-            key: tf.Tensor,
-            act: ActionFn | None,
+            agent: EvaluatesActions, own: Nest, number: int, repeats: int, key: tf.Tensor, act: Any
         ) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
             state_of = own if callable(own) else lambda _: own
