@@ -360,6 +360,14 @@ def test_wrong_types(binding, expected):
     )
 
 
+def test_a_schedule_is_a_reference():
+    from tfrl.launch import configurables  # noqa: F401  registers OpenES
+
+    text = _error(bindings=["OpenES.lr_schedule=[[0, 0.1], [10, 0.01]]"])
+    assert "Write OpenES.lr_schedule = <float or Schedule>" in text
+    assert text.endswith("A schedule is a reference: OpenES.lr_schedule = @LinearSchedule().")
+
+
 def test_wrong_type_through_a_macro():
     text = _error(bindings=["size='big'", "trainer.total_steps=%size"])
     assert text.startswith("Gin binding trainer.total_steps: expected int, got 'big' (str).")

@@ -565,11 +565,14 @@ def check_types() -> None:
                     continue
             if expected is not None:
                 key = f"{configurable.name}.{name}"
+                remedy = f"Write {key} = <{expected}>."
+                if "Schedule" in expected:
+                    remedy += f" A schedule is a reference: {key} = @LinearSchedule()."
                 raise UserError(
                     f"Gin binding {scope + '/' if scope else ''}{key}",
                     expected=expected,
                     got=f"{plain!r} ({type(plain).__name__})",
-                    remedy=f"Write {key} = <{expected}>.",
+                    remedy=remedy,
                 )
 
 
