@@ -11,7 +11,7 @@ import tfrl
 from tfrl import make_env, seeding, struct, traces
 from tfrl.envs.wrappers import RewardAndEnergy, RewardNormalize, RewardScale
 from tfrl.errors import UserError
-from tfrl.evolution import NSGA2, MAPElites, OpenES, PolicyAgent, population
+from tfrl.evolution import NSGA2, RVEA, MAPElites, OpenES, PolicyAgent, population
 from tfrl.evolution.population import bare, start_states
 from tfrl.rollout import fast_eval_rollout_episode
 from tfrl.rollout.episode import EpisodeTotals
@@ -565,6 +565,14 @@ def test_wrong_use(options, message):
         options = {**options, "strategy": mirrored(parts)}
     with pytest.raises(UserError, match=f"(?s){message}"):
         after(workflow_of(**options), 1)
+
+
+def test_the_size_that_a_message_names_is_one_of_the_search():
+    search = RVEA(pop_size=91, num_objectives=3, bounds=(-1.0, 1.0))
+    options = {"objectives": ("a", "b", "c"), "strategy": mirrored(2)}
+    with pytest.raises(UserError, match=r"RVEA.pop_size.*got 91. Use 120,"):
+        EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2), optimizer=search, **options)
+    search.replace(pop_size=120)
 
 
 def test_no_optimizer():

@@ -1,5 +1,6 @@
 """Evolution: an iteration is a generation, on the device within one compiled call."""
 
+import contextlib
 import importlib.util
 import math
 import pathlib
@@ -221,8 +222,7 @@ class EvolutionWorkflow(Workflow):
                 f"{type(self.optimizer).__name__}.pop_size",
                 expected=f"a population that divides evenly over {parts} replicas",
                 got=str(members),
-                remedy=f"Use {members + -members % math.lcm(parts, 2)}, or another number of "
-                "replicas.",
+                remedy=f"Use {self._next_size(math.lcm(parts, 2))}, or another number of replicas.",
             )
         if isinstance(self.env, HostEnv):
             self.part_env = self.env
@@ -231,6 +231,15 @@ class EvolutionWorkflow(Workflow):
             blocks = -(-members // parts // _BLOCK)
             self._block = -(-members // parts // blocks // _LANES) * _LANES
             self.part_env = self.env.with_num_envs(blocks * self._block * self.episodes_per_member)
+
+    def _next_size(self, multiple: int) -> int:
+        """Returns the next greater multiple that the search takes as its population."""
+        first = self.optimizer.pop_size // multiple * multiple + multiple
+        for size in range(first, first + 1000 * multiple, multiple):
+            with contextlib.suppress(UserError):  # RVEA takes the sizes of lattices
+                self.optimizer.replace(pop_size=size)
+                return size
+        return first
 
     # Setup.
 
