@@ -15,10 +15,18 @@ __all__ = [
     "centered_ranks",
     "finite",
     "fitness_metrics",
-    "lost_warning",
     "log_utilities",
+    "lost_warning",
+    "mean_of_finite",
     "standardized",
 ]
+
+
+def mean_of_finite(values: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of the finite values of a float32 tensor, scalar; NaN without any."""
+    known = tf.math.is_finite(values)
+    number = tf.reduce_sum(tf.cast(known, tf.float32))
+    return tf.reduce_sum(tf.where(known, values, 0.0)) / number
 
 
 def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -34,7 +42,7 @@ def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor
     known = tf.math.is_finite(fitness)
     number = tf.reduce_sum(tf.cast(known, tf.float32))
     best = tf.argmax(tf.where(known, fitness, -float("inf")))
-    mean = tf.reduce_sum(tf.where(known, fitness, 0.0)) / number
+    mean = mean_of_finite(fitness)
     variance = tf.reduce_sum(tf.where(known, tf.square(fitness - mean), 0.0)) / number
     metrics = {
         "fitness_best": tf.where(known, fitness, -float("inf"))[best],

@@ -39,7 +39,7 @@ class Policy:
         """Takes an agent and its state.
 
         Args:
-          agent: object agent with the library's protocol.
+          agent: Any agent with the library's protocol.
           agent_state: Its state; values are read at the first prediction.
           seed: The seed of sampled actions.
         """

@@ -13,6 +13,7 @@ from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
+from tfrl.evolution.core import EvoOptimizer
 from tfrl.learners.external_update import trains_itself
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.replay.reverb import ReverbReplay
@@ -29,6 +30,17 @@ def check_agent(agent: object) -> None:
             got=f"{name_of(agent)}, which learns from its own rollouts",
             remedy="Train it with OnPolicyWorkflow.",
         )
+
+
+def check_search(optimizer: object) -> EvoOptimizer:
+    """Returns a search; raises a UserError for anything else."""
+    return checks.instance(
+        "optimizer",
+        optimizer,
+        EvoOptimizer,
+        "a search of tfrl.evolution",
+        remedy="Pass for example OpenES(pop_size=128).",
+    )
 
 
 def check_newest(iterations: int, newest: int) -> None:

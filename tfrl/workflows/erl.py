@@ -22,7 +22,7 @@ from tfrl.evolution.episodes import (
     play_episodes,
     play_episodes_on_host,
 )
-from tfrl.evolution.fitness import fitness_metrics, lost_warning
+from tfrl.evolution.fitness import fitness_metrics, lost_warning, mean_of_finite
 from tfrl.evolution.injection import Injection
 from tfrl.evolution.population import PopulationActing, bare, check_rewards, start_states
 from tfrl.learners import (
@@ -48,6 +48,7 @@ from tfrl.workflows.checks import (
     check_evaluator,
     check_replay,
     check_room,
+    check_search,
     make_agent,
     make_replay,
     name_of,
@@ -170,13 +171,7 @@ class ERLWorkflow(Workflow):
             population that cannot be halved, and numbers out of bounds.
         """
         super().__init__(iterations_per_call=iterations_per_call)
-        self.optimizer: EvoOptimizer = checks.instance(
-            "optimizer",
-            optimizer,
-            EvoOptimizer,
-            "a search of tfrl.evolution",
-            remedy="Pass for example OpenES(pop_size=128).",
-        )
+        self.optimizer: EvoOptimizer = check_search(optimizer)
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
         checks.boolean("train_half", train_half)
@@ -492,12 +487,12 @@ class ERLWorkflow(Workflow):
         }
         for i, m in enumerate(self.explorers):
             begin = first + i * self.episodes_per_agent
-            own = fitness_metrics(returns[begin : begin + self.episodes_per_agent])[0]
-            metrics[name_in_row(m, "agent_return")] = own["fitness_mean"]
+            own = returns[begin : begin + self.episodes_per_agent]
+            metrics[name_in_row(m, "agent_return")] = mean_of_finite(own)
         if self.explorers:
-            own = fitness_metrics(returns[first:])[0]
-            metrics["episode_return"] = own["fitness_mean"]
-            metrics["lost_agent_episodes"] = own["lost_members"]
+            lost = ~tf.math.is_finite(returns[first:])
+            metrics["episode_return"] = mean_of_finite(returns[first:])
+            metrics["lost_agent_episodes"] = tf.reduce_sum(tf.cast(lost, tf.float32))
         return metrics, search, best
 
     # Learner steps.

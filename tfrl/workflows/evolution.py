@@ -20,7 +20,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.diversity import MAPElites, plot_archive
-from tfrl.evolution.fitness import fitness_metrics, lost_warning
+from tfrl.evolution.fitness import fitness_metrics, lost_warning, mean_of_finite
 from tfrl.evolution.host_population import play_on_host
 from tfrl.evolution.many_objectives import plot_front
 from tfrl.evolution.policy_agent import PolicyAgent
@@ -43,7 +43,7 @@ from tfrl.rollout.episode import EpisodeTotals, episode_limit
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
-from tfrl.workflows.checks import check_episodes, check_evaluator
+from tfrl.workflows.checks import check_episodes, check_evaluator, check_search
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
@@ -146,13 +146,7 @@ class EvolutionWorkflow(Workflow):
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
         checks.one_of("compile", compile, ("auto", *MODES))
-        self.optimizer: EvoOptimizer = checks.instance(
-            "optimizer",
-            optimizer,
-            EvoOptimizer,
-            "a search of tfrl.evolution",
-            remedy="Pass for example OpenES(pop_size=128).",
-        )
+        self.optimizer: EvoOptimizer = check_search(optimizer)
         checks.number("discount", discount, 0, 1, optional=True)
         checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True)
         checks.strings("objectives", objectives)
@@ -421,7 +415,7 @@ class EvolutionWorkflow(Workflow):
         if isinstance(returns, dict):
             first = next((n for n in self.objectives if n in returns), min(returns))
             returns = returns[first]
-        return fitness_metrics(tf.reduce_mean(returns, axis=-1))[0]["fitness_mean"]
+        return mean_of_finite(tf.reduce_mean(returns, axis=-1))
 
     def fitness(self, played: Played) -> tf.Tensor:
         """Returns the members' fitness, float32 `[P]` or `[P, M]`; a hook.

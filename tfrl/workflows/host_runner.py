@@ -385,7 +385,7 @@ class CompiledLearnerCall:
             metrics, state = workflow.learn_from(state, out, learn_key)
         names = sorted(metrics)
         floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
-        counters = state.metrics.counters()
+        counters = workflow.counters(state)
         if len(names) >= _SLOTS:
             raise UserError(
                 "the metrics of an iteration",

@@ -88,15 +88,19 @@ class XNES(NaturalStrategy):
         exponents = within_bounds(eta_sigma / 2.0 * values)
         after = tf.matmul(B, from_spectral(tf.exp(exponents), vectors))
         inverse_after = tf.matmul(from_spectral(tf.exp(-exponents), vectors), inverse)
-        condition, before = (
-            tf.norm(b) * tf.norm(i) for b, i in ((after, inverse_after), (B, inverse))
-        )
+        condition = _condition(after, inverse_after)
+        fits = (condition < _MOST_CONDITION) | (condition < _condition(B, inverse))
         return XNESState(
             mean=mean + step,
             sigma=bounded_std(sigma * growth(eta_sigma / 2.0 * G_sigma)),
-            B=tf.where((condition < _MOST_CONDITION) | (condition < before), after, B),
+            B=tf.where(fits, after, B),
         )
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
         """Returns `step_size`: sigma."""
         return {"step_size": state.search.sigma}
+
+
+def _condition(matrix: tf.Tensor, inverse: tf.Tensor) -> tf.Tensor:
+    """Returns the condition number of a matrix in the Frobenius norm."""
+    return tf.norm(matrix) * tf.norm(inverse)
