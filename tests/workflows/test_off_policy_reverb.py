@@ -81,7 +81,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 60)
         self.assertEqual(rows[-1]["learner_steps"], 40 * ratio)
-        self.assertEqual(int(flow.replay_buffer(state).size()), 60)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 48)  # blocks of 16
         learnt = [r for r in rows if "loss" in r]
         self.assertTrue(all(np.isfinite(r["loss"]) for r in learnt))
         # The rollout acts with the parameters from before the learner steps of one iteration.
@@ -108,7 +108,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 40)
         self.assertEqual(rows[-1]["learner_steps"], 20)
-        self.assertEqual(int(flow.replay_buffer(state).size()), 40)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 32)  # blocks of 16
 
     def test_a_checkpoint_holds_the_tables(self):
         flow = workflow(replay=PRIORITIZED)
@@ -140,7 +140,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         return dict(zip(keys, priorities, strict=True)), table.current_size
 
     def test_a_snapshot_has_a_server_of_its_own(self):
-        flow = workflow()
+        flow = workflow(replay=functools.partial(BUFFER, block_size=1, packed=True))
         self.addCleanup(flow.close)
         state, _ = run(flow, flow.setup(0), 30)
         copy = flow.snapshot(state)
@@ -203,12 +203,14 @@ class ReverbWorkflowTest(parameterized.TestCase):
             packing = PackedItems(tables)
             items = {}
             for sample in client.sample("replay", num_samples=1500, **options):
-                leaves = sample.data  # by path: the two servers hold them in two forms
+                transitions = [sample.data]  # by path: the two servers hold them in two forms
                 if flow.replay_buffer(state).replay.packed:
-                    (packed,) = leaves.values()
-                    leaves = packing.unpack(packed[np.newaxis])
-                leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(leaves)]
-                items[sample.info.key] = b"|".join(leaves)
+                    (block,) = sample.data.values()
+                    rows = block.reshape(-1, 1, packing.dtype.itemsize)
+                    transitions = [packing.unpack(row) for row in rows]
+                for i, leaves in enumerate(transitions):
+                    leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(leaves)]
+                    items[sample.info.key, i] = b"|".join(leaves)
             found.append(collections.Counter(items.values()))
         self.assertEqual(found[0].total(), 64)
         self.assertEqual(found[0], found[1])

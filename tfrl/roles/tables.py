@@ -13,8 +13,9 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb import tables as reverb_tables
+from tfrl.replay.reverb.blocks import in_blocks
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.signature import PackedItems, suits
+from tfrl.replay.reverb.signature import suits
 from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
@@ -31,8 +32,6 @@ EVALUATOR_TASK = -1
 REQUEST, TASK_ID = "request", "task_id"
 # The name of the spec of TASK_ID, which states the number of collectors of a server.
 _OF_COLLECTORS = "of_{}_collectors"
-# The most transitions and bytes of an item of replay: see `ReverbReplay.block_size`.
-_BLOCK_SIZE, _BLOCK_BYTES = 64, 16_384
 # The most unread reports; older ones are dropped.
 _MOST_REPORTS = 100_000
 _REMEDY = "Start all processes of a run with the same gin file, bindings and number of collectors."
@@ -324,20 +323,10 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
         changes["samples_per_insert"] = workflow.batch_size * float(workflow.updates_per_step)
         changes["min_size"] = max(first.min_size or 1, workflow.learning_starts, 1)
     replay = replay.replace(**changes)
-    return replay.replace(block_size=_block_size(replay, workflow))
-
-
-def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:
-    """Returns the transitions per item: `block_size` if set, else up to a rollout's if uniform.
-
-    Each transition of a batch comes from another block, so the table must have more blocks than
-    that. Sampling reads the whole block for one transition, so a block must have few bytes.
-    """
-    if replay.block_size is not None:
-        return replay.block_size
-    if replay.table().kind != "uniform" or replay.tables or not replay.packed:
-        return 1
-    blocks = replay.capacity // replay.num_servers // workflow.batch_size
     steps = workflow.rollout_length * workflow.env.num_envs
-    most = min(_BLOCK_SIZE, _BLOCK_BYTES // PackedItems(replay).dtype.itemsize, steps, blocks)
-    return 1 << max(most.bit_length() - 1, 0)
+    replay = in_blocks(replay, workflow.batch_size, steps)
+    if "samples_per_insert" in changes and replay.tolerance is None:
+        # A learner waits until it may sample a whole batch.
+        least = float(replay.batches_each * workflow.batch_size)
+        replay = replay.replace(tolerance=max(replay.table().error_buffer(), least))
+    return replay

@@ -343,7 +343,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns this process' empty replay buffer for a fresh run."""
         if not self.loops_in_python:
             return self.replay.init()
-        buffer = self.replay.part(self.replicas.num_workers).init()
+        buffer = self.replay.part(self.replicas.num_workers).init(batch_size=self.batch_size)
         self._servers.add(buffer)
         return buffer
 
@@ -767,7 +767,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
         def own(batch: Nest) -> tf.Tensor:
             versions = batch.extras["policy_extras"][POLICY_VERSION]
-            return tf.reduce_mean(tf.cast(now - versions, tf.float32))
+            # A restored learner has fewer steps than the policies of the lost ones.
+            return tf.reduce_mean(tf.cast(tf.maximum(now - versions, 0), tf.float32))
 
         age = self.replicas.run(own, batch)
         return {"sample_age": tf.reduce_mean(tf.stack(self.replicas.per_replica(age)))}

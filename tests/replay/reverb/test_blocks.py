@@ -1,7 +1,6 @@
 """Blocks of transitions: each transition of the oracle once, in full blocks, drawn alike."""
 
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.launch import settings
 from tfrl.replay.reverb import TableConfig
-from tfrl.replay.reverb.blocks import BlockStream
+from tfrl.replay.reverb.blocks import BlockStream, in_blocks
 from tfrl.replay.reverb.items import Columns
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.signature import PackedItems
@@ -83,6 +82,9 @@ def test_a_table_of_blocks():
     assert (limiter.min_diff, limiter.max_diff) == (8.0, 40.0)
     (spec,) = table.info.signature.values()
     assert spec.shape.as_list() == [4 * 24]
+    (table,) = replay.replace(batches_per_block=8).make_tables()
+    limiter = table.info.rate_limiter_info  # a block gives a transition to each of 4 batches
+    assert (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff) == (2.0, 2.0, 10.0)
 
 
 def test_min_size_is_no_more_than_there_is_room_for():
@@ -127,9 +129,7 @@ def test_deterministic_ops():
 def test_the_size_that_is_chosen_for_collectors(obs_bytes, options, expected):
     options = {"capacity": 10**6, "packed": True, **options}
     replay = helpers.maker(**options).replace(obs_spec=tf.TensorSpec([obs_bytes], tf.uint8))
-    env = types.SimpleNamespace(num_envs=10)
-    workflow = types.SimpleNamespace(batch_size=256, rollout_length=10, env=env)
-    assert tables._block_size(replay, workflow) == expected
+    assert in_blocks(replay, 256, 100).block == expected
 
 
 def test_each_transition_is_drawn():
@@ -214,14 +214,43 @@ def test_a_checkpoint_goes_on_with_the_size_it_has(tmp_path):
     assert before == 20
 
 
-def test_a_folder_of_a_buffer_with_other_blocks_is_refused(tmp_path):
+@pytest.mark.parametrize(("sizes", "packed"), [((1, 4), True), ((4, 1), None), ((4, 2), True)])
+def test_a_server_in_this_process_takes_the_blocks_of_a_folder(tmp_path, sizes, packed):
     folder = str(tmp_path / "buffer")
-    saved, other = maker(1, 1).init(), maker(1, 4).init()
+    saved, other = (
+        helpers.maker(2, packed=p, block_size=size).init()
+        for size, p in zip(sizes, (packed or True, packed), strict=True)
+    )
+    saved.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
     saved.save(folder)
-    with pytest.raises(UserError, match="table 'replay', block_size: expected 1, as in the buffer"):
-        other.restore(folder)
+    other.restore(folder)
+    assert other.replay.block == sizes[0] and int(other.size()) == 20
     saved.close()
     other.close()
+
+
+def test_batches_in_a_row_draw_from_the_same_blocks():
+    replay = maker(1, 8).replace(batches_per_block=3)
+    blocks = tf.reshape(tf.cast(tf.range(5 * 8), tf.uint8), [5, 8, 1])
+    blocks = tf.reshape(tf.repeat(blocks, PackedItems(replay).dtype.itemsize, axis=2), [5, -1])
+    drawn = np.stack([PackedItems(replay).draw(blocks, 3)[..., 0] for _ in range(400)])
+    assert (drawn // 8 == np.arange(5)).all()  # [draws, K, N]: a transition of each block
+    assert ((drawn[:, 1:] - drawn[:, :-1]) % 8 == 2).all()  # 8 // 3 apart
+    counts = np.bincount(drawn[:, 2].ravel(), minlength=40)
+    # 50 each are expected; less than 20 or more than 90 has a probability below 1e-4.
+    assert counts.min() >= 20 and counts.max() <= 90
+
+
+def test_a_dataset_samples_a_block_once_for_its_batches():
+    buffer = maker(1, 4).replace(batches_per_block=4).init()
+    buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+    batches = list(buffer.batches(buffer.dataset(3).take(12)))
+    for start in range(0, 12, 4):
+        indices = [batch.index.numpy().tolist() for batch in batches[start : start + 4]]
+        assert indices == indices[:1] * 4
+        drawn = np.stack([batch.obs[:, 0].numpy() for batch in batches[start : start + 4]])
+        assert all(len(set(column)) == 4 for column in drawn.T)  # the whole block
+    buffer.close()
 
 
 def test_a_server_with_other_blocks_is_refused():

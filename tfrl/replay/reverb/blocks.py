@@ -16,6 +16,34 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 _SQUEEZED = [True]  # for the one column of a packed item
+# The most transitions and bytes of a block that is chosen, and the batches that draw from it.
+_MOST, _MOST_BYTES, _BATCHES = 64, 16_384, 4
+
+
+def in_blocks(replay: "ReverbReplay", batch_size: int, most: int) -> "ReverbReplay":
+    """Returns the factory with `block_size` and `batches_per_block`, chosen where they are None.
+
+    Each transition of a batch comes from another block, so the table must have more blocks than
+    that. Sampling reads whole blocks, so a block must have few bytes.
+
+    Args:
+      replay: The factory, with `packed` resolved.
+      batch_size: N.
+      most: The most transitions of a block, since they wait until it is full.
+    """
+    return replay.replace(
+        block_size=replay.block_size or _size(replay, batch_size, most),
+        batches_per_block=replay.batches_per_block or _BATCHES,
+    )
+
+
+def _size(replay: "ReverbReplay", batch_size: int, most: int) -> int:
+    """Returns a power of two; 1 for items that have no blocks."""
+    if replay.table().kind != "uniform" or replay.tables or not replay.packed:
+        return 1
+    blocks = replay.capacity // replay.num_servers // batch_size
+    most = min(_MOST, _MOST_BYTES // PackedItems(replay).dtype.itemsize, most, blocks)
+    return 1 << max(most.bit_length() - 1, 0)
 
 
 class BlockStream(Outlet):

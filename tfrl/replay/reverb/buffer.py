@@ -13,6 +13,7 @@ from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer, check_given
 from tfrl.replay.reverb import checkpoints
+from tfrl.replay.reverb.blocks import in_blocks
 from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
 from tfrl.replay.reverb.duplicates import Duplicates
@@ -20,7 +21,7 @@ from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import LocalServer
 from tfrl.replay.reverb.signature import as_served, suits
-from tfrl.replay.reverb.tables import check_tables, start_of
+from tfrl.replay.reverb.tables import check_tables, starts_of
 from tfrl.replay.reverb.writer import Writer
 from tfrl.types import Sequences, Trajectory, Transition
 
@@ -33,6 +34,8 @@ _LEAST = 2.0**-24
 _SMALLEST = 1e-300  # Reverb never samples an item of priority 0.
 # Seconds between two checks of the tables' sizes.
 _LOOK_SECONDS = 2.0
+# The transitions in this process that may wait until their block is full, at least.
+_MOST_WAITING = 16
 # What the learner of a distributed run counts by inserts.
 _COUNTED = ("env_steps", "episodes")
 
@@ -41,13 +44,13 @@ _COUNTED = ("env_steps", "episodes")
 class InsertCount:
     """A count of the inserts of a table, exact over restarts of its server from a checkpoint.
 
-    A restored server counts from the inserts of its checkpoint. It says how many these are, so that
-    inserts between its start and the next look hide none of the lost ones.
+    A restored server counts from the inserts of its checkpoint. It says how many these are, also
+    for the starts before it, so that inserts between two looks hide none of the lost ones.
 
     Attributes:
       counted: The server's own count at the last look.
       lost: Inserts that were counted and that the checkpoints of the restored servers lacked.
-      start: The start of the server at the last look, see `tables.start_of`; 0 if unknown.
+      start: The start of the server at the last look, see `tables.starts_of`; 0 if unknown.
     """
 
     counted: int = 0
@@ -68,11 +71,12 @@ class InsertCount:
           each: The number that an insert counts for.
         """
         now = each * info[table].rate_limiter_info.insert_stats.completed
-        start, restored = start_of(info, table)
-        has_restarted = start and self.start and start != self.start
+        starts = starts_of(info, table)
+        # The first start after that of the last look has restored what was left of its inserts.
         # Without a known start, the count that the restarted server has reached by now.
-        self.lost += max(self.counted - (each * restored if has_restarted else now), 0)
-        self.counted, self.start = now, start
+        left = next((each * n for start, n in starts if 0 < self.start < start), now)
+        self.lost += max(self.counted - left, 0)
+        self.counted, self.start = now, starts[-1][0] if starts else 0
 
 
 def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
@@ -123,7 +127,7 @@ class ReverbBuffer(ReplayBuffer):
     items that a table's rate limiter holds back.
 
     Attributes:
-      replay: The factory, with `packed` resolved.
+      replay: The factory, with `packed` and `block_size` resolved.
       address: "host:port" of the server.
       on_wait: Called repeatedly while `add` or `flush` waits. If it raises, the method ends, and
         the items continue in the background.
@@ -135,10 +139,10 @@ class ReverbBuffer(ReplayBuffer):
         server, `{name: InsertCount}`.
     """
 
-    def __init__(self, replay: "ReverbReplay"):
+    def __init__(self, replay: "ReverbReplay", batch_size: int | None = None):
         """Connects, or starts a server; see `ReverbReplay.init`."""
         self._asked = replay.packed
-        self.replay, connection = _connected(replay)
+        self.replay, connection = _connected(replay, batch_size)
         self.on_wait: Callable[[], None] = lambda: None
         self._duplicates = Duplicates()
         self._highest = {config.name: 1.0 for config in self.replay.table_configs}
@@ -552,7 +556,8 @@ class ReverbBuffer(ReplayBuffer):
         """Reads a folder of `save`; the next steps begin new episodes.
 
         A server in this process restarts from the folder at another address, so datasets must be
-        created again. An external server restores its items itself.
+        created again; it takes the folder's size of blocks. An external server restores its items
+        itself.
 
         Raises:
           UserError: For a missing folder, or the folder of a buffer with other settings.
@@ -560,9 +565,8 @@ class ReverbBuffer(ReplayBuffer):
         here = isinstance(self._connection, LocalServer)
         # The form of an external server's items was compared when it answered.
         asked = self._asked if here else None
-        values, tables, packed = checkpoints.restore(folder, self.replay, asked, not here)
+        values, tables, replay = checkpoints.restore(folder, self.replay, asked, not here)
         if here:
-            replay = self.replay.replace(packed=packed)
             fresh = LocalServer(replay, tables)
             self._close_writer()
             self._connection.close()
@@ -645,8 +649,8 @@ def _refuse(
     raise UserError(name, expected=expected, got=got, remedy=remedy) from cause
 
 
-def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
-    """Returns the factory with `packed` resolved, and a connection to its server.
+def _connected(replay: "ReverbReplay", batch_size: int | None) -> tuple["ReverbReplay", Any]:
+    """Returns the factory with its items' form resolved, and a connection to its server.
 
     Raises:
       UserError: The tables of a server at an address differ from the factory's.
@@ -655,6 +659,8 @@ def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
     if replay.address is None:
         if replay.packed is None:
             replay = replay.replace(packed=suits(replay))
+        if batch_size is not None:
+            replay = in_blocks(replay, batch_size, max(_MOST_WAITING, replay.num_envs))
         return replay, LocalServer(replay)
     from tfrl.replay.reverb.connection import Connection
 

@@ -66,7 +66,7 @@ def save(
 
 def restore(
     folder: str, replay: "ReverbReplay", packed: bool | None, elsewhere: bool
-) -> tuple[dict[str, float], pathlib.Path, bool]:
+) -> tuple[dict[str, float], pathlib.Path, "ReverbReplay"]:
     """Reads a folder of `save`.
 
     Args:
@@ -76,8 +76,8 @@ def restore(
       elsewhere: Whether an external server has the items, in its own form.
 
     Returns:
-      The numbers, the path of Reverb's checkpoint (absent for an external server), and whether its
-      items are packed.
+      The numbers, the path of Reverb's checkpoint (absent for an external server), and the factory
+      in the form of its items.
 
     Raises:
       UserError: For a missing folder, or the folder of a buffer with other settings.
@@ -92,17 +92,21 @@ def restore(
             expected="a folder that ReverbBuffer.save wrote",
             got=f"{type(error).__name__}: {error}",
         ) from error
+    block_size = 1
     for stored in tables.values():
-        stored.setdefault("packed", False)  # older folders lack these
-        stored.setdefault("block_size", 1)
+        block_size = stored.pop("block_size", 1)  # older folders lack these
+        stored.setdefault("packed", False)
         if elsewhere:  # the server's form was compared when it answered
-            stored.update(packed=bool(replay.packed), block_size=replay.block)
+            stored.update(packed=bool(replay.packed))
     result = any(stored["packed"] for stored in tables.values())
     either = packed is None and (packs(replay) or not result)
-    form = replay.replace(packed=result) if either else replay
-    saved, own = ({f"table {n!r},": x[n] for n in x} for x in (tables, made_with(form)))
+    form = replay.replace(packed=result, block_size=None) if either else replay
+    own = made_with(form)
+    for settings in own.values():
+        del settings["block_size"]  # any form of the same transitions
+    saved, own = ({f"table {n!r},": x[n] for n in x} for x in (tables, own))
     check_made_with("ReverbReplay ", folder, saved, own)
-    return values, root / _TABLES, result
+    return values, root / _TABLES, form if elsewhere else form.replace(block_size=block_size)
 
 
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
@@ -258,7 +262,7 @@ def seal(folder: pathlib.Path) -> None:
         _check_end(path)
     tables = folder / TABLES_FILE
     try:
-        remove_start(folder)
+        earlier = remove_start(folder)
     except tf.errors.ResourceExhaustedError as error:
         raise _incomplete(tables) from error
     _check_end(tables)
@@ -267,7 +271,7 @@ def seal(folder: pathlib.Path) -> None:
         if path.name != _MANIFEST:
             files.sync_file(path)
             sizes[path.name] = path.stat().st_size
-    manifest = {"schema": _SCHEMA, "sizes": sizes}
+    manifest = {"schema": _SCHEMA, "sizes": sizes, "starts": earlier}
     files.write_text(folder / _MANIFEST, files.to_json(manifest, indent=2))
 
 
@@ -288,6 +292,18 @@ def _has_end(path: pathlib.Path) -> bool:
             stream.decompress(block)
         return stream.eof
     return False
+
+
+def starts(folder: pathlib.Path) -> dict[str, list[int]]:
+    """Returns the starts of servers that led to a checkpoint, see `tables.remove_start`.
+
+    Args:
+      folder: The checkpoint; one without a manifest or of an earlier version has none.
+    """
+    path = folder / _MANIFEST
+    if not path.is_file():
+        return {}
+    return dict(files.from_json(path.read_text(encoding="utf-8")).get("starts", {}))
 
 
 def damage(folder: pathlib.Path) -> str | None:

@@ -61,8 +61,8 @@ class Heartbeat:
         Args:
           address: `host:port` of a server that has answered.
           seconds: Seconds between two probes.
-          reconnect_seconds: Seconds that a lost server may take to come back; None to give up at
-            once.
+          reconnect_seconds: Seconds since its last answer that a server may take to answer again;
+            None to give up at once if no process accepts connections.
         """
         self.reason = ""
         self.reconnections = 0
@@ -76,7 +76,10 @@ class Heartbeat:
         self._questions = 0
         self._answered = time.monotonic()
         self._lost_since: float | None = None
+        # Since the last answer: whether connections were refused, and since when no longer.
+        self._refused = False
         self._listening_since: float | None = None
+        self._busy_seconds = min(_BUSY_SECONDS, reconnect_seconds or _BUSY_SECONDS)
         self._given_up = False
         self._silent = False
         self._thread = threading.Thread(target=self._run, name="reverb-heartbeat", daemon=True)
@@ -149,18 +152,19 @@ class Heartbeat:
         # First, since Reverb waits for its whole timeout if no process listens.
         refused = refusal(self._address, timeout=self._timeout)
         if refused is not None:
-            self._listening_since = None
+            self._refused, self._listening_since = True, None
             return refused
         now = time.monotonic()
         try:
             self._client.server_info(timeout=self._timeout)
         except (RuntimeError, reverb.errors.ReverbError) as error:
-            self._listening_since = self._listening_since or now
-            busy = now - self._answered < _BUSY_SECONDS and not is_broken_connection(error)
+            if self._refused:
+                self._listening_since = self._listening_since or now
+            busy = now - self._answered < self._busy_seconds and not is_broken_connection(error)
             self._silent = busy
             return None if busy and not self.lost else "no answer, though somebody listens there"
         self._answered = time.monotonic()
-        self._silent = False
+        self._silent = self._refused = False
         self._listening_since = None
         return None
 
@@ -173,11 +177,11 @@ class Heartbeat:
         self.reason = reason
         now = time.monotonic()
         if self._lost_since is None:
-            self._lost_since = now
+            self._lost_since = self._answered
         self._given_up = now >= self._deadline(self._lost_since)
 
     def _deadline(self, lost_since: float) -> float:
-        """Returns when to give up a lost server: later if its address accepts connections."""
+        """Returns when to give up a lost server: later if its address accepts connections again."""
         deadline = lost_since + (self._reconnect_seconds or 0.0)
         since = self._listening_since
         if since is None or since > deadline:

@@ -33,14 +33,14 @@ MOST_IN_FLIGHT = 64
 _WAIT_SECONDS = 1.0
 
 
-def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any) -> Transition:
-    """Returns items `[N, ...]` without weights.
+def transition(replay: "ReverbReplay", config: TableConfig, key: Any, flat: Any) -> Transition:
+    """Returns items `[..., N]` without weights.
 
     Args:
       replay: The factory.
       config: The sampled table.
-      info: `reverb.SampleInfo`.
-      flat: `{path: tensor}` by the table's signature.
+      key: The keys of the items, uint64 [..., N].
+      flat: `{path: tensor}` by the table's signature; of packed items one transition each.
     """
     if replay.packed:
         (packed,) = flat.values()
@@ -55,8 +55,26 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
         next_obs=rebuild("next_obs", replay.obs_spec, flat),
         discount=flat["discount"],
         extras=extras or None,
-        index=tf.bitcast(info.key, tf.int64),
+        index=tf.bitcast(key, tf.int64),
     )
+
+
+def batches_of_blocks(
+    replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any, batches: int
+) -> Transition:
+    """Returns `batches` batches `[K, N, ...]` of one transition of each of N blocks.
+
+    Args:
+      replay: The factory.
+      config: The sampled table.
+      info: `reverb.SampleInfo`.
+      flat: `{path: blocks}` by the table's signature.
+      batches: K.
+    """
+    ((path, blocks),) = flat.items()
+    drawn = PackedItems(replay).draw(blocks, batches)
+    key = tf.broadcast_to(info.key, drawn.shape[:2])
+    return transition(replay, config, key, {path: drawn})
 
 
 def padded_item(config: TableConfig, flat: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -230,7 +248,12 @@ def _batches(
     def decode(raw: Any) -> Any:
         return _weighted(config, *_decoded(replay, config, raw), beta)
 
-    return _raw_batches(replay, items, config, batch_size).map(decode)
+    raw_batches = _raw_batches(replay, items, config, batch_size)
+    if replay.block == 1:
+        return raw_batches.map(decode)
+    return raw_batches.map(
+        lambda raw: batches_of_blocks(replay, config, raw.info, raw.data, replay.batches_each)
+    ).unbatch()
 
 
 def _raw_batches(
@@ -269,8 +292,11 @@ def _raw_batches(
 
 def _decoded(replay: "ReverbReplay", config: TableConfig, raw: Any) -> tuple[Any, tf.Tensor]:
     """Returns a batch and the probabilities of its items."""
+    if replay.block > 1:
+        batches = batches_of_blocks(replay, config, raw.info, raw.data, 1)
+        return tf.nest.map_structure(lambda x: x[0], batches), raw.info.probability
     if not config.is_sequence:
-        return transition(replay, config, raw.info, raw.data), raw.info.probability
+        return transition(replay, config, raw.info.key, raw.data), raw.info.probability
     if _is_large(replay, config):
         return raw["items"], raw["probability"]
     flat = with_still_obs(config, raw.data)

@@ -208,11 +208,15 @@ class ReverbReplay(struct.Struct):
         form of an external server, or of the folder that `restore` reads; a new server in this
         process then packs items of at most 1,024 bytes. Sequences are never packed.
       block_size: Transitions that are stored as one Reverb item. For small transitions a block
-        costs little more than a single one. A sampled block is read whole, and one transition of
-        it, drawn uniformly, enters the batch. Above 1 there is one table of kind "uniform", and
-        `packed` is True. `min_size`, `capacity` and the limits still count transitions, rounded to
-        blocks; `tolerance` is at least two blocks. None for 1, or for the choice of
-        `distributed_replay`.
+        costs little more than a single one. A batch has one transition of each sampled block,
+        drawn uniformly. Above 1 there is one table of kind "uniform", and `packed` is True.
+        `min_size`, `capacity` and the limits still count transitions, rounded to blocks;
+        `tolerance` is at least two blocks. None for 1; an `OffPolicyWorkflow` and
+        `distributed_replay` then choose a size.
+      batches_per_block: Batches in a row of a dataset that draw from the same sampled blocks, since
+        a block is sampled and read whole; at most the transitions of a block. A sampled block then
+        counts as so many samples for `samples_per_insert`. None for 1; an `OffPolicyWorkflow` and
+        `distributed_replay` then choose 4.
       address: "host:port" of a server, or of each of `num_servers`, separated by commas; None for a
         server in this process.
       num_servers: External servers that share capacity, `min_size` and `tolerance`;
@@ -242,6 +246,7 @@ class ReverbReplay(struct.Struct):
     reconnect_seconds: float | None = None
     packed: bool | None = None
     block_size: int | None = None
+    batches_per_block: int | None = None
     address: str | None = None
     num_servers: int = 1
     bind: str = LOOPBACK
@@ -330,6 +335,11 @@ class ReverbReplay(struct.Struct):
         return self.block_size or 1
 
     @property
+    def batches_each(self) -> int:
+        """Batches of a dataset that draw from the same sampled items."""
+        return min(self.batches_per_block or 1, self.block)
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses of the servers."""
         return [] if self.address is None else self.address.split(",")
@@ -353,8 +363,12 @@ class ReverbReplay(struct.Struct):
 
         return make_tables(self)
 
-    def init(self) -> Any:
+    def init(self, batch_size: int | None = None) -> Any:
         """Connects to the servers, or starts one in this process.
+
+        Args:
+          batch_size: The batch size of its datasets. A new server in this process then has blocks
+            of a suitable size if `block_size` is None; None for blocks of 1.
 
         Returns:
           A `ReverbBuffer`; a `ShardedBuffer` for several servers.
@@ -377,7 +391,7 @@ class ReverbReplay(struct.Struct):
         from tfrl.replay.reverb.buffer import ReverbBuffer
 
         # In this process there is only one server.
-        return ReverbBuffer(self.replace(num_servers=1))
+        return ReverbBuffer(self.replace(num_servers=1), batch_size)
 
 
 def _shares(limits: Any, count: int) -> dict[str, Any]:
@@ -401,6 +415,7 @@ def _check_packed(replay: ReverbReplay) -> None:
 
 def _check_blocks(replay: ReverbReplay) -> None:
     checks.at_least("ReverbReplay.block_size", replay.block_size, 1, optional=True)
+    checks.at_least("ReverbReplay.batches_per_block", replay.batches_per_block, 1, optional=True)
     if replay.block == 1:
         return
     kinds = [config.kind for config in replay.table_configs]

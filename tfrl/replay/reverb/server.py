@@ -344,7 +344,8 @@ class ReverbServer:
         try:
             inserts = {table.table_name: table.rate_limiter.insert_count for table in saved}
             # Copies, since a failed restore leaves tables half filled.
-            self._serve([table.replace() for table in tables], port, folder, inserts)
+            fresh = [table.replace() for table in tables]
+            self._serve(fresh, port, folder, inserts, checkpoints.starts(folder))
         except RuntimeError as error:
             raise checkpoints.DamagedError(checkpoints.first_line(error)) from error
 
@@ -354,6 +355,7 @@ class ReverbServer:
         port: int | None,
         folder: pathlib.Path | None = None,
         inserts: Mapping[str, int] | None = None,
+        earlier: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Starts the server.
 
@@ -362,10 +364,11 @@ class ReverbServer:
           port: See `ReverbServer`.
           folder: The checkpoint to restore; None for empty tables.
           inserts: The inserts of each table in the checkpoint.
+          earlier: The starts that led to the checkpoint.
         """
         names = [table.name for table in tables]
         if HEARTBEATS in names:
-            tables = [*tables, make_start(inserts or dict.fromkeys(names, 0))]
+            tables = [*tables, make_start(inserts or dict.fromkeys(names, 0), earlier or {})]
         own = reverb.checkpointers.DefaultCheckpointer(
             str(self._writing), fallback_checkpoint_path=str(folder) if folder else None
         )

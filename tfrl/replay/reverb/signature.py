@@ -171,28 +171,36 @@ class PackedItems:
         return rows.view(np.uint8).reshape(*rows.shape, self.dtype.itemsize)
 
     def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the leaves `[N, ...]` by path; from each block it draws one transition.
+        """Returns the leaves `[..., *shape]` by path.
+
+        Args:
+          packed: uint8 [..., bytes of a transition].
+        """
+        leaves = bytes_to_leaves(packed, list(self._leaves.values()))
+        return dict(zip(self._leaves, leaves, strict=True))
+
+    def draw(self, blocks: tf.Tensor, batches: int) -> tf.Tensor:
+        """Returns batches of transitions, uint8 [K, N, bytes of a transition].
+
+        Each batch has one transition of each block, drawn uniformly. The K transitions of a block
+        have equal distances, so they are different and far apart.
 
         Traced: each trace chooses the seeds of the draws.
 
         Args:
-          packed: uint8 [N, bytes of a block], N static.
+          blocks: uint8 [N, bytes of a block], N static.
+          batches: K, at most the transitions of a block.
         """
-        if self._block_size > 1:
-            packed = tf.reshape(packed, [-1, self._block_size, self.dtype.itemsize])
-            # Reverb's draw of the block is not reproducible either. Without seeds, TensorFlow
-            # rejects the op if op determinism is on.
-            seed, seed2 = np.random.default_rng().integers(1, 2**31, 2).tolist()
-            drawn = tf.raw_ops.RandomUniformInt(
-                shape=tf.shape(packed)[:1],
-                minval=0,
-                maxval=self._block_size,
-                seed=seed,
-                seed2=seed2,
-            )
-            packed = tf.gather(packed, drawn, batch_dims=1)
-        leaves = bytes_to_leaves(packed, list(self._leaves.values()))
-        return dict(zip(self._leaves, leaves, strict=True))
+        size = self._block_size
+        blocks = tf.reshape(blocks, [-1, size, self.dtype.itemsize])
+        # Reverb's draw of the block is not reproducible either. Without seeds, TensorFlow rejects
+        # the op if op determinism is on.
+        seed, seed2 = np.random.default_rng().integers(1, 2**31, 2).tolist()
+        first = tf.raw_ops.RandomUniformInt(
+            shape=tf.shape(blocks)[:1], minval=0, maxval=size, seed=seed, seed2=seed2
+        )
+        drawn = (first[:, tf.newaxis] + tf.range(batches) * (size // batches)) % size  # [N, K]
+        return tf.transpose(tf.gather(blocks, drawn, batch_dims=1), [1, 0, 2])
 
 
 def packs(replay: "ReverbReplay") -> bool:

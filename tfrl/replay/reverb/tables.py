@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns an empty `reverb.Table` for each table of a factory."""
     return [
-        _table(config, stored_signature(replay, config), replay.block)
+        _table(config, stored_signature(replay, config), replay)
         for config in replay.table_configs
     ]
 
 
-def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> Any:
-    library, capacity = reverb(), (config.capacity or 1) // block_size
+def _table(config: TableConfig, signature: dict[str, Any], replay: "ReverbReplay") -> Any:
+    library, capacity = reverb(), (config.capacity or 1) // replay.block
     common = {"name": config.name, "max_size": capacity, "signature": signature}
     if config.kind in ONCE:
         make = library.Table.queue if config.kind == "fifo" else library.Table.stack
@@ -46,18 +46,20 @@ def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> A
     return library.Table(
         sampler=uniform if is_uniform else library.selectors.Prioritized(config.alpha),
         remover=library.selectors.Fifo(),
-        rate_limiter=_limiter(config, block_size),
+        rate_limiter=_limiter(config, replay.block, replay.batches_each),
         **common,
     )
 
 
-def _limiter(config: TableConfig, block_size: int) -> Any:
+def _limiter(config: TableConfig, block_size: int, batches: int) -> Any:
     # Whole blocks, and no more than the capacity.
     least = min(-(-(config.min_size or 1) // block_size), (config.capacity or 1) // block_size)
     limiters = reverb().rate_limiters
     if not config.samples_per_insert:
         return limiters.MinSize(least)
-    ratio, tolerance = config.samples_per_insert * block_size, config.error_buffer()
+    # A sample of a block gives a transition to each of several batches.
+    ratio = config.samples_per_insert * block_size / batches
+    tolerance = config.error_buffer() / batches
     if block_size > 1:  # less than two inserts could stop both sides forever
         tolerance = max(tolerance, 2.0 * ratio)
     return limiters.SampleToInsertRatio(
@@ -68,20 +70,26 @@ def _limiter(config: TableConfig, block_size: int) -> Any:
 # The table of the reports of processes. A server that has it serves a run with collectors, whose
 # learner counts inserts.
 HEARTBEATS = "heartbeats"
-# An empty table beside it, which no checkpoint has. The names of its specs are numbers: the time of
-# the server's start, and the inserts of each table at that time.
+# An empty table beside it, which no checkpoint has. The names of its specs are lists of numbers: the
+# times of the server's starts, and the inserts of each table at these times.
 START = "server_start"
+_MOST_STARTS = 100
 
 
-def make_start(inserts: Mapping[str, int]) -> Any:
+def make_start(inserts: Mapping[str, int], earlier: Mapping[str, Sequence[int]]) -> Any:
     """Returns the table that tells clients when a server has started, and from which counts.
 
     Args:
       inserts: The inserts of each table in the restored checkpoint; 0 for empty tables.
+      earlier: The earlier starts that led to the checkpoint, see `remove_start`.
     """
     library = reverb()
     numbers = {START: time.time_ns(), **inserts}
-    signature = {name: tf.TensorSpec([], tf.int64, name=str(n)) for name, n in numbers.items()}
+    starts = {name: [*earlier.get(name, ()), n][-_MOST_STARTS:] for name, n in numbers.items()}
+    signature = {
+        name: tf.TensorSpec([], tf.int64, name=" ".join(map(str, each)))
+        for name, each in starts.items()
+    }
     return library.Table(
         name=START,
         sampler=library.selectors.Fifo(),
@@ -92,20 +100,24 @@ def make_start(inserts: Mapping[str, int]) -> Any:
     )
 
 
-def start_of(server_info: Mapping[str, Any], table: str) -> tuple[int, int]:
-    """Returns the number of a server's start, and the inserts of a table that it has restored.
+def starts_of(server_info: Mapping[str, Any], table: str) -> list[tuple[int, int]]:
+    """Returns the time of each start that led to a server, and the restored inserts of a table.
 
     Args:
       server_info: `{name: TableInfo}` from `reverb.Client.server_info`.
       table: The table's name.
 
     Returns:
-      The numbers; zeros for a server that does not say them.
+      The numbers, the newest last; nothing for a server that does not say them.
     """
     if START not in server_info:
-        return 0, 0
-    signature = server_info[START].signature
-    return int(signature[START].name), int(signature[table].name)
+        return []
+    starts = _starts(server_info[START].signature)
+    return list(zip(starts[START], starts[table], strict=True))
+
+
+def _starts(signature: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {name: [int(n) for n in spec.name.split()] for name, spec in signature.items()}
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
@@ -178,7 +190,7 @@ def _selector(options: Any) -> str:
     return " ".join(result)
 
 
-TABLES_FILE = "tables.tfrecord"
+TABLES_FILE, _ITEMS_FILE = "tables.tfrecord", "items.tfrecord"
 _COMPRESSION = "ZLIB"
 
 
@@ -197,8 +209,31 @@ def read_tables(folder: pathlib.Path) -> list[Any]:
     return [parse(record) for record in records.as_numpy_iterator()]
 
 
-def remove_start(folder: pathlib.Path) -> None:
+def read_keys(folder: pathlib.Path, counts: Mapping[str, int]) -> dict[str, list[int]]:
+    """Returns the keys of items of tables in a checkpoint.
+
+    Args:
+      folder: A checkpoint that Reverb wrote.
+      counts: The number of items of each table to find.
+    """
+    parse = importlib.import_module("reverb.cc.schema_pb2").PrioritizedItem.FromString
+    records = tf.data.TFRecordDataset(str(folder / _ITEMS_FILE), compression_type=_COMPRESSION)
+    keys: dict[str, list[int]] = {name: [] for name in counts}
+    items = map(parse, records.as_numpy_iterator())
+    while any(len(keys[name]) < count for name, count in counts.items()):
+        item = next(items, None)
+        if item is None:
+            break
+        if item.table in keys:
+            keys[item.table].append(item.key)
+    return keys
+
+
+def remove_start(folder: pathlib.Path) -> dict[str, list[int]]:
     """Removes the table of `make_start` from a checkpoint that Reverb wrote; it has no items.
+
+    Returns:
+      The starts that led to the checkpoint: their times, and the restored inserts of each table.
 
     Raises:
       tf.errors.OpError: The file is damaged, or the disk is full.
@@ -207,12 +242,14 @@ def remove_start(folder: pathlib.Path) -> None:
     kept = [table for table in saved if table.table_name != START]
     # Without reports of processes, a table of this name is the user's.
     if len(kept) == len(saved) or HEARTBEATS not in {table.table_name for table in saved}:
-        return
+        return {}
+    (start,) = (table for table in saved if table.table_name == START)
     rest = folder / f"{TABLES_FILE}.rest"
     with tf.io.TFRecordWriter(str(rest), _COMPRESSION) as file:
         for table in kept:
             file.write(table.SerializeToString())
     rest.replace(folder / TABLES_FILE)
+    return _starts(_signature(start))
 
 
 def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any]) -> None:
