@@ -47,5 +47,6 @@ def _environment(entries, annotations):
 
 
 def _filled(text, env):
-    """Kubernetes' rule: $(NAME) of a variable that was set before; others stay as they are."""
-    return re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), text)
+    """Kubernetes' rule: $(NAME) of a variable that was set before, and $$ for $."""
+    pattern = r"\$\$|\$\((\w+)\)"
+    return re.sub(pattern, lambda m: "$" if m[0] == "$$" else env.get(m[1], m[0]), text)

@@ -110,16 +110,29 @@ def test_each_pod_knows_its_place():
 def test_a_mistake_ends_the_job_and_workers_that_do_not_meet_do_not(name):
     for replicated in rendered(name)["spec"]["replicatedJobs"]:
         rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
-        (fatal,) = [r["onExitCodes"] for r in rules if r["action"] == "FailJob"]
+        fatal = [r["onExitCodes"] for r in rules if r["action"] == "FailJob"]
+        if replicated["name"] == "evaluator":  # the job goes on without it
+            assert not fatal and replicated["template"]["spec"]["backoffLimit"] > 10**9
+            continue
+        (fatal,) = fatal
         codes = {error.exit_code for error in (UserError, multi_worker.RendezvousError)}
         assert fatal["containerName"] == replicated["name"] and fatal["operator"] == "In"
         assert codes & set(fatal["values"]) == {UserError.exit_code}
+
+
+def test_arguments_reach_the_binaries_as_they_are():
+    bindings = ("a = '$(TFRL_INDEX)$$'", "b = '--task_id=0'", "c = '/servers/0")
+    options = dataclasses.replace(OPTIONS, gin_bindings=bindings)
+    for pod in jobset_pods.pods(kubernetes.job_set(options, **COMMON)):
+        given = [word for word in pod.command if word.startswith("--gin_bindings=")]
+        assert given == [f"--gin_bindings={binding}" for binding in bindings]
 
 
 REFUSED = {
     "name": ({}, {"name": "A_b"}, "--job_name=A_b: expected at most 40 lower-case letters"),
     "image": ({}, {"image": None}, "--image: expected the container image of the pods"),
     "own_disk": ({"root_dir": "runs/x"}, {}, "a folder of the pod's own disk"),
+    "beside": ({"root_dir": "/runs/../tmp"}, {}, "a folder of the pod's own disk"),
     "no_volume": ({}, {"volume": None}, "expected a folder of --volume, or gs://bucket/folder"),
     "volume": ({}, {"volume": "runs"}, "--volume=runs: expected CLAIM:/folder"),
     "whole_volume": ({}, {"volume": "claim:/"}, "--volume=claim:/: expected CLAIM:/folder"),
@@ -158,11 +171,18 @@ def test_refused(name):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi"])
+@pytest.mark.parametrize("value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi", "a:cpu=2n"])
 def test_resources_of_another_form_are_refused(value):
     with pytest.raises(UserError) as error:
         resources.parsed([value])
     assert str(error.value).startswith(f"--resources={value}: expected ROLE:NAME=AMOUNT")
+
+
+def test_amounts_in_kubernetes_notation():
+    asked = resources.parsed(["collector:cpu=500m,memory=2G", "learner:cpu=1.5,memory=1Ki"])
+    amounts = [asked.of("collector"), asked.of("learner")]
+    assert [resources.in_cores(a["cpu"]) for a in amounts] == [0.5, 1.5]
+    assert [resources.in_bytes(a["memory"]) for a in amounts] == [2 * 10**9, 1024]
 
 
 def test_the_command_prints_a_file_for_kubectl(capsys):

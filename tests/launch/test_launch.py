@@ -124,6 +124,24 @@ os.kill(os.getpid(), 9)
         time.sleep(0.02)
 
 
+def test_failures_long_after_each_other_are_not_counted_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_engine, "_HEALTHY_SECONDS", 0.2)
+    count = tmp_path / "count"
+    learner = f"""
+import pathlib, sys, time
+count = pathlib.Path({str(count)!r})
+n = len(count.read_text()) if count.exists() else 0
+count.write_text("x" * (n + 1))
+time.sleep(0.4 if n < 3 else 0.0)
+sys.exit(1)
+"""
+    made, said = engine(tmp_path, {"learner-0": learner}, max_restarts=1)
+    assert made.run(termination.Termination()) == 1
+    # Three after a long time, then one at once, and the last.
+    assert sum("(1 of 1)" in line for line in said) == 3
+    assert len(count.read_text()) == 4 and made.processes[0].restarts == 3
+
+
 def test_what_breaks_down_too_often_ends_all(tmp_path):
     programs = {"server-0": SERVES, "learner-0": "import sys; print('no'); sys.exit(1)"}
     made, said = engine(tmp_path, programs, max_restarts=2)
@@ -598,7 +616,7 @@ def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
         ("--wait_seconds=0", "--wait_seconds: expected a number above 0 and at most 1e+06, got 0"),
         ("--wait_seconds=inf", "above 0 and at most 1e+06, got inf. It is the time in seconds"),
         ("--wait_seconds=nan", "--wait_seconds: expected a number above 0"),
-        ("--pull_seconds=inf", "--pull_seconds: expected a number of at least 0 and at most 1e+06"),
+        ("--pull_seconds=inf", "--pull_seconds: expected a number of at least 0.01 and at most 1e+06"),
     ],
 )
 def test_seconds_that_no_process_could_wait(capsys, tmp_path, flag, message):

@@ -31,6 +31,7 @@ class PlayedRay:
     def __init__(self):
         self.placed, self.dead, self.ports = [], set(), itertools.count(8000)
         self.full = False
+        self.started = {}  # the environment by the name of a role
 
     def remote(self, kind):
         return types.SimpleNamespace(options=lambda **o: types.SimpleNamespace(remote=self.make(o)))
@@ -52,6 +53,10 @@ class PlayedRay:
             raise RayError("The actor died.\nMore of it")
         return call()
 
+    def nodes(self):
+        lost = {"Alive": False, "Resources": {"CPU": 128.0}}
+        return [lost, {"Alive": True, "Resources": {"CPU": 4.0, "memory": 2.0**33}}]
+
     def kill(self, actor):
         self.dead.add(actor)
         actor.process.kill()
@@ -67,6 +72,8 @@ class Actor:
                 return self, lambda: f"node:{next(self.ray.ports)}"
             if name == "poll":
                 return self, self.process.poll
+            if name == "start":
+                self.ray.started[args[1]] = args[3]
             if self not in self.ray.dead:
                 getattr(self.process, name)(*args)
             return self, lambda: None
@@ -133,6 +140,9 @@ print('again')
         collector,
     ]
     assert all(process.popen.poll() is not None for process in made.processes)
+    # Ray hides no GPU from a process that asks for none.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    assert ray.started == {"server-0": hidden, "learner-0": {}, "collector-0": hidden}
 
 
 def test_a_server_that_breaks_down_is_started_again_at_its_address(ray, tmp_path):
@@ -183,16 +193,21 @@ def test_a_lost_node(ray, tmp_path, lost):
 
 
 def test_a_cluster_without_room(ray, tmp_path):
-    """Of a server it is a mistake at once; another process says so and ends all."""
+    """It is a mistake if no node has so much, else the process is awaited again."""
     ray.full = True
-    with pytest.raises(UserError) as error:
-        engine(ray, tmp_path, {"server-0": SERVES}, "server:cpu=64")
-    assert "expected a node with room for cpu=64 within 5 s, got none" in str(error.value)
-    ray.full = False
-    made, said, _ = engine(ray, tmp_path, {"server-0": SERVES, "learner-0": SERVES})
-    ray.full = True
-    assert made.run(termination.Termination()) == 2
-    assert "learner-0 | No node had room for it within 5 s: cpu=1." in said
+    for cores, code in ((64, 2), (4, 75)):
+        with pytest.raises(UserError) as error:
+            engine(ray, tmp_path, {"server-0": SERVES}, f"server:cpu={cores}")
+        assert f"expected a node with room for cpu={cores} within 5 s" in str(error.value)
+        assert error.value.exit_code == code
+    for cores, code, restarts in ((64, 2, 0), (1, 75, 3)):
+        ray.full = False
+        programs = {"server-0": SERVES, "learner-0": SERVES}
+        made, said, _ = engine(ray, tmp_path, programs, f"learner:cpu={cores}")
+        ray.full = True
+        assert made.run(termination.Termination()) == code
+        assert f"learner-0 | No node had room for it within 5 s: cpu={cores}." in said
+        assert made.processes[1].restarts == restarts
 
 
 def test_a_cluster_that_is_not_there():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, SERVERS, JobOptions, Role, roles
+from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, JobOptions, Role, roles
 from tfrl.launch.resources import KINDS, RoleResources
 
 flags.DEFINE_string("image", None, "Container image with tfrl and the gin files (kubernetes).")
@@ -55,10 +56,11 @@ _POD_INDEX = "batch.kubernetes.io/job-completion-index"
 # Grace periods after which Kubernetes kills a pod: servers and learners save meanwhile.
 _GRACE_SECONDS = {SERVER: 120, LEARNER: 120, COLLECTOR: 30, EVALUATOR: 30}
 _STARTS_AFTER = {LEARNER: SERVER, COLLECTOR: LEARNER, EVALUATOR: LEARNER}
-# Suffix of the flag with the index of a role's first process.
-_NUMBERED = {SERVER: f"/{SERVERS}/0", COLLECTOR: "--task_id=0"}
+# The flag whose value ends with the index of a role's process.
+_NUMBERED = {SERVER: "--root_dir=", COLLECTOR: "--task_id="}
 # The exit code of a user error: another pod would fail the same way.
 _MISTAKE = 2
+_FOR_EVER = 2**31 - 1  # the most pods
 # Host names have at most 63 characters; role, numbers and a random suffix take the rest.
 _MOST_NAME = 40
 
@@ -101,7 +103,7 @@ def check(
             remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
         )
     mount = _mount(volume)[1] if volume else None
-    root = pathlib.PurePosixPath(options.root_dir)
+    root = pathlib.PurePosixPath(posixpath.normpath(options.root_dir))
     if not options.root_dir.startswith("gs://") and (
         mount is None or mount not in (root, *root.parents)
     ):
@@ -113,7 +115,7 @@ def check(
         )
     for file in options.gin_files:
         if pathlib.PurePosixPath(file).is_absolute() and not (
-            mount and file.startswith(f"{mount}/")
+            mount and posixpath.normpath(file).startswith(f"{mount}/")
         ):
             raise UserError(
                 f"--gin_file={file}",
@@ -160,7 +162,7 @@ def job_set(
     The learner has one Job, with a pod for each worker. Every server and collector has a separate
     Job, so that it restarts alone. A Job replaces a failed pod up to `max_restarts` times, not
     counting evictions by the cluster; exit code 2 ends the JobSet. The JobSet succeeds with its
-    learner, and with its evaluator.
+    learner. An evaluator is replaced as often as it fails, so the job goes on without it.
 
     Args:
       options: The configuration of the job.
@@ -220,20 +222,19 @@ def job_set(
                 "completionMode": "Indexed",
                 "completions": workers,
                 "parallelism": workers,
-                "backoffLimit": max_restarts * workers,
+                "backoffLimit": _FOR_EVER if kind == EVALUATOR else max_restarts * workers,
                 "podFailurePolicy": {"rules": _failure_rules(kind)},
                 "template": {"spec": pod},
             }
         }
         jobs.append(replicated)
-    finishing = [kind for kind in (LEARNER, EVALUATOR) if kind in by_kind]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "tfrl"}},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": finishing},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [LEARNER]},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": jobs,
         },
@@ -283,12 +284,12 @@ def text(nest: Mapping[str, Any]) -> str:
 def _container(
     role: Role, image: str, resources: Mapping[str, str], workers: Sequence[str]
 ) -> dict[str, Any]:
-    command = list(role.command)
+    command = [word.replace("$", "$$") for word in role.command]  # Kubernetes expands $(NAME)
     env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
     container: dict[str, Any] = {"name": role.kind, "image": image, "command": command, "env": env}
     if role.kind in _NUMBERED:  # each Job has its index
-        sign = _NUMBERED[role.kind]
-        command[:] = [f"{c[:-1]}$({_INDEX})" if c.endswith(sign) else c for c in command]
+        flag = _NUMBERED[role.kind]
+        command[:] = [f"{c[:-1]}$({_INDEX})" if c.startswith(flag) else c for c in command]
         env.append(_annotation(_INDEX, _JOB_INDEX))
     if role.kind == SERVER:
         container["ports"] = [{"name": "reverb", "containerPort": PORT}]
@@ -315,10 +316,9 @@ def _annotation(variable: str, annotation: str) -> dict[str, Any]:
 def _failure_rules(kind: str) -> list[dict[str, Any]]:
     evicted = {"type": "DisruptionTarget", "status": "True"}
     mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
-    return [
-        {"action": "Ignore", "onPodConditions": [evicted]},
-        {"action": "FailJob", "onExitCodes": mistake},
-    ]
+    ignored = {"action": "Ignore", "onPodConditions": [evicted]}
+    fatal = {"action": "FailJob", "onExitCodes": mistake}
+    return [ignored] if kind == EVALUATOR else [ignored, fatal]
 
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:

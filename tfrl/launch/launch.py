@@ -20,7 +20,7 @@ from tfrl.launch import (
     tpu_vm,
 )
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import LEARNER, JobOptions, Role, roles
+from tfrl.launch.job import JobOptions, Role, roles
 from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
@@ -160,7 +160,7 @@ def main() -> int:
         log_dir,
         max_restarts=asked.max_restarts,
         table_seconds=table_seconds,
-        gpu_kinds=[kind for kind in resources.KINDS if kind == LEARNER or "gpu" in where.of(kind)],
+        gpu_kinds=resources.gpu_kinds(where),
     )
     return engine.run(termination)
 
@@ -294,4 +294,4 @@ def described(job: Sequence[Role]) -> str:
 
 def run() -> None:
     """Entry point of `tfrl-launch` and `bin/launch.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    app.run(main, doc=DOC, argv=sys.argv, without=("allow_code",))

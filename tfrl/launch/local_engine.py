@@ -33,6 +33,8 @@ _RATE = re.compile(r"([\d,]+)/s\b")
 TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
 _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
+# After so long a failure has no part in the next.
+_HEALTHY_SECONDS = 600.0
 # Seconds that processes may take to end on request; servers save their tables.
 _END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
 # Seconds that collectors and evaluators may take to notice the end of the run.
@@ -61,6 +63,7 @@ class Process:
     role: Role
     log: pathlib.Path
     restarts: int = 0
+    failures: int = 0
     last_line: str = ""
     rate: str = ""
     logged: bool = True
@@ -121,7 +124,8 @@ class LocalEngine:
           roles: The processes, in the order of their start.
           log_dir: The folder of the logs, `<role>.log`.
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
-            other than 0 and 2 (a user error).
+            other than 0 and 2 (a user error). The count starts anew when a process has run for ten
+            minutes.
           table_seconds: Seconds between two tables of the processes; infinity for only the last.
           gpu_kinds: The kinds of processes that see the GPUs; TensorFlow reserves their memory.
           command: Returns the command line of a process; by default it runs the role's binary.
@@ -201,8 +205,12 @@ class LocalEngine:
 
     def _spawn(self, role: Role) -> Any:
         """Starts a process; returns an object with the interface of `Popen`."""
+        return spawn(self._command(role), role.name, self._environment(role))
+
+    def _environment(self, role: Role) -> dict[str, str]:
+        """Returns the additional environment variables of a process."""
         hidden = {} if role.kind in self._gpu_kinds else {"CUDA_VISIBLE_DEVICES": ""}
-        return spawn(self._command(role), role.name, {**hidden, **dict(role.environment)})
+        return {**hidden, **dict(role.environment)}
 
     def _kill(self, popen: Any) -> None:
         """Kills a process and its children."""
@@ -266,14 +274,17 @@ class LocalEngine:
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
         failed = mistake or failed
         code, name = failed.code or 0, failed.role.name
+        if time.monotonic() - failed.started > _HEALTHY_SECONDS:
+            for process in unit:
+                process.failures = 0
         for process in unit:
             process.seconds += time.monotonic() - process.started
             process.started = time.monotonic()
             self._kill(process.popen)  # children that remain may hold its output open
             process.popen.wait()
             process.reader.join(timeout=5.0)  # reads its last lines first
-        if mistake or failed.restarts >= self._max_restarts:
-            times = f" after {failed.restarts} restarts" if failed.restarts else ""
+        if mistake or failed.failures >= self._max_restarts:
+            times = f" after {failed.failures} restarts" if failed.failures else ""
             self._tell(
                 f"{name} has failed with exit code {code}{times}: {failed.last_line} "
                 f"Its log: {failed.log}"
@@ -283,9 +294,10 @@ class LocalEngine:
                 self._units.remove(unit)
                 return 0
             return code or 1
-        seconds = min(_BACK_OFF_SECONDS * 2**failed.restarts, _MOST_BACK_OFF_SECONDS)
+        seconds = min(_BACK_OFF_SECONDS * 2**failed.failures, _MOST_BACK_OFF_SECONDS)
         for process in unit:
             process.restarts += 1
+            process.failures += 1
             process.starts_at = time.monotonic() + seconds
         if len(unit) > 1:  # another program may use a port by now
             addresses = [f"localhost:{port}" for port in free_ports(len(unit))]
@@ -293,7 +305,7 @@ class LocalEngine:
                 process.role = process.role.as_worker(addresses)
         self._tell(
             f"{name} has ended with exit code {code}; started again in {seconds:g} s "
-            f"({failed.restarts} of {self._max_restarts}){_with(unit)}."
+            f"({failed.failures} of {self._max_restarts}){_with(unit)}."
         )
         return 0
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from absl import flags
 
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.extras import require
 from tfrl.launch import local_engine
 from tfrl.launch.job import SERVER, Role
 from tfrl.launch.local_engine import LocalEngine
-from tfrl.launch.resources import RoleResources, in_bytes
+from tfrl.launch.resources import RoleResources, gpu_kinds, in_bytes, in_cores
 from tfrl.launch.termination import Termination
 
 flags.DEFINE_string(
@@ -35,7 +35,7 @@ flags.DEFINE_string(
 _LOOK_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # unused; Ray's minimum is 75 MB
-_LOST, _MISTAKE = 137, 2
+_LOST, _MISTAKE, _NO_ROOM = 137, 2, 75
 
 
 class RoleProcess:
@@ -60,17 +60,20 @@ class RoleProcess:
         host = host or str(require("ray", "ray").util.get_node_ip_address())
         return f"{host}:{local_engine.free_ports(1)[0]}"
 
-    def start(self, arguments: list[str], name: str, folder: str) -> None:
+    def start(
+        self, arguments: list[str], name: str, folder: str, environment: Mapping[str, str]
+    ) -> None:
         """Starts the process.
 
         Args:
           arguments: The arguments of this node's Python.
           name: The name of the role.
           folder: The working directory, if this node has it.
+          environment: Additional environment variables.
         """
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)
-        self._popen = local_engine.spawn([sys.executable, *arguments], name)
+        self._popen = local_engine.spawn([sys.executable, *arguments], name, environment)
         self._reader = threading.Thread(target=self._read, args=[self._popen.stdout], daemon=True)
         self._reader.start()
 
@@ -104,14 +107,22 @@ class RoleProcess:
 class _RemoteProcess:
     """The process of an actor, with the methods of `subprocess.Popen` that the engine calls."""
 
-    def __init__(self, ray: Any, actor: Any, started: Any, asked: str, seconds: float, keeps: bool):
+    def __init__(
+        self,
+        ray: Any,
+        actor: Any,
+        started: Any,
+        asked: Mapping[str, str],
+        seconds: float,
+        keeps: bool,
+    ):
         """Returns at once; the thread that reads `stdout` waits for the start.
 
         Args:
           ray: The library.
           actor: The handle of a `RoleProcess`.
           started: The reference to the result of its `start`.
-          asked: The requested resources, for the user.
+          asked: The requested resources.
           seconds: Seconds that it may wait for them.
           keeps: Whether the actor stays after its process has ended.
         """
@@ -120,14 +131,14 @@ class _RemoteProcess:
         self.lost = False
         self.stdout = self._lines(started, asked, seconds)
 
-    def _lines(self, started: Any, asked: str, seconds: float) -> Iterator[str]:
+    def _lines(self, started: Any, asked: Mapping[str, str], seconds: float) -> Iterator[str]:
         code = None
         try:
             try:
                 self._ray.get(started, timeout=seconds)
             except self._ray.exceptions.GetTimeoutError:
-                yield f"No node had room for it within {seconds:g} s: {asked}.\n"
-                code = _MISTAKE
+                yield f"No node had room for it within {seconds:g} s: {_format_amounts(asked)}.\n"
+                code = _NO_ROOM if _has_node_for(self._ray, asked) else _MISTAKE
             while code is None:
                 lines, code = self._ray.get(self._actor.poll.remote())
                 yield from lines
@@ -197,7 +208,7 @@ class RayEngine(LocalEngine):
           **options: See `LocalEngine`.
 
         Raises:
-          UserError: No node has room for a server.
+          UserError: No node has room for a server; `UnavailableError` if one has when it is free.
         """
         self._ray, self._resources, self._wait_seconds = ray, resources, wait_seconds
         self.server_lost = False
@@ -206,7 +217,8 @@ class RayEngine(LocalEngine):
         try:
             addresses = ray.get(asked, timeout=wait_seconds)
         except ray.exceptions.GetTimeoutError as error:
-            raise UserError(
+            fits = _has_node_for(ray, resources.of(SERVER))
+            raise (UnavailableError if fits else UserError)(
                 "--resources of servers",
                 expected=f"a node with room for {_format_amounts(resources.of(SERVER))} within "
                 f"{wait_seconds:g} s",
@@ -216,22 +228,21 @@ class RayEngine(LocalEngine):
         super().__init__(make_job(addresses), log_dir, **options)
 
     def _place(self, kind: str) -> Any:
-        asked = self._resources.of(kind)
-        options: dict[str, Any] = {"num_cpus": float(asked["cpu"]), "max_restarts": 0}
-        if "gpu" in asked:
-            options["num_gpus"] = int(asked["gpu"])
-        if "memory" in asked:
-            options["memory"] = in_bytes(asked["memory"])
-        if "tpu" in asked:
-            options["resources"] = {"TPU": int(asked["tpu"])}
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        amounts = _rays_amounts(self._resources.of(kind))
+        options: dict[str, Any] = {names[n]: x for n, x in amounts.items() if n in names}
+        options["max_restarts"] = 0
+        if "TPU" in amounts:
+            options["resources"] = {"TPU": amounts["TPU"]}
         return self._ray.remote(RoleProcess).options(**options).remote()
 
     def _spawn(self, role: Role) -> _RemoteProcess:
         # A restarted server keeps its address: its actor stays until the end of the job.
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
-        started = actor.start.remote(arguments, role.name, os.getcwd())
-        asked = _format_amounts(self._resources.of(role.kind))
+        environment = self._environment(role)
+        started = actor.start.remote(arguments, role.name, os.getcwd(), environment)
+        asked = self._resources.of(role.kind)
         keeps = role.name in self._servers
         return _RemoteProcess(self._ray, actor, started, asked, self._wait_seconds, keeps)
 
@@ -249,6 +260,22 @@ class RayEngine(LocalEngine):
             self._tell("The node of a server is lost: all processes are started again.")
             return _LOST
         return super()._look()
+
+
+def _rays_amounts(asked: Mapping[str, str]) -> dict[str, float]:
+    """Returns the amounts of a role by Ray's names."""
+    names = {"cpu": "CPU", "gpu": "GPU", "memory": "memory", "tpu": "TPU"}
+    converted = {"cpu": in_cores, "memory": in_bytes}
+    return {names[name]: converted.get(name, float)(x) for name, x in asked.items()}
+
+
+def _has_node_for(ray: Any, asked: Mapping[str, str]) -> bool:
+    """Whether a node of the cluster has enough resources, also if others use them now."""
+    amounts = _rays_amounts(asked)
+    return any(
+        node["Alive"] and all(node["Resources"].get(n, 0.0) >= x for n, x in amounts.items())
+        for node in ray.nodes()
+    )
 
 
 def _format_amounts(amounts: Mapping[str, str]) -> str:
@@ -330,7 +357,7 @@ def run(
     # On one machine all processes get resources, as with the local engine.
     bind = "" if address is None else "0.0.0.0"  # nosec B104
     any_job = make_job(["localhost:1"] * num_servers, bind)
-    num_cpus = sum(float(resources.of(role.kind)["cpu"]) for role in any_job)
+    num_cpus = sum(in_cores(resources.of(role.kind)["cpu"]) for role in any_job)
     code = 0
     with cluster(ray, address, num_cpus):
         for _ in range(max_restarts + 1):
@@ -344,6 +371,7 @@ def run(
                 max_restarts=max_restarts,
                 wait_seconds=wait_seconds,
                 table_seconds=table_seconds,
+                gpu_kinds=gpu_kinds(resources),
             )
             code = engine.run(termination)
             if termination.requested or not engine.server_lost:

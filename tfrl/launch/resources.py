@@ -17,12 +17,15 @@ flags.DEFINE_multi_string(
 
 KINDS = ("server", "learner", "collector", "evaluator")
 _AMOUNTS = {
-    "cpu": r"\d+(\.\d+)?",
-    "memory": r"\d+(Ki|Mi|Gi|Ti)?",
+    "cpu": r"\d+(\.\d+)?|\d+m",
+    "memory": r"\d+(Ki|Mi|Gi|Ti|k|M|G|T)?",
     "gpu": r"\d+",
     "tpu": r"\d+",
 }
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {
+    **{"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+    **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +58,22 @@ def parsed(values: Sequence[str]) -> RoleResources:
                 raise UserError(
                     f"--resources={value}",
                     expected=f"ROLE:NAME=AMOUNT,..., ROLE one of {', '.join(KINDS)}, NAME one of "
-                    f"{', '.join(_AMOUNTS)}",
+                    f"{', '.join(_AMOUNTS)}, and Kubernetes' amounts such as 2, 0.5, 500m or 16Gi",
                     got=f"'{kind}:{part}'",
                     remedy="Write for example learner:cpu=4,memory=16Gi,gpu=1.",
                 )
             asked.setdefault(kind, {})[name] = amount
     return RoleResources(asked)
+
+
+def gpu_kinds(resources: RoleResources) -> list[str]:
+    """Returns the roles whose processes see GPUs: the learner, and those that ask for them."""
+    return [kind for kind in KINDS if kind == "learner" or "gpu" in resources.of(kind)]
+
+
+def in_cores(cpu: str) -> float:
+    """Converts an amount of CPU, for example "2" or "500m", to cores."""
+    return float(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
 
 
 def in_bytes(memory: str) -> int:
