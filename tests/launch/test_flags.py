@@ -1,12 +1,15 @@
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
+from absl.testing import flagsaver
 
 from tests import forked
+from tfrl import distribute
 from tfrl.errors import UserError
-from tfrl.launch import flags
+from tfrl.launch import flags, shared_flags
 
 
 def _python(code):
@@ -136,6 +139,28 @@ FROM_FLAGS = """
 @pytest.mark.variants(1)
 def test_strategy_from_flags(arguments, expected):
     assert _with_tensorflow(FROM_FLAGS.format(arguments=arguments)).startswith(expected)
+
+
+def test_workers_wait_for_each_other_as_long_as_for_other_processes(monkeypatch):
+    monkeypatch.setattr(distribute, "make_strategy", lambda *args, **options: options)
+    values = types.SimpleNamespace(strategy="multi_worker", tpu=None, num_logical_cpus=1)
+    shared_flags.define("wait_seconds")
+    with flagsaver.as_parsed(wait_seconds="7"):
+        assert flags.strategy_from_flags(values)["startup_seconds"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("binary", "missing"),
+    [
+        ("collect", ["root_dir", "if_exists", "strategy", "tpu", "allow_code"]),
+        ("reverb_server", ["if_exists", "strategy", "tpu", "allow_code"]),
+        ("launch", ["allow_code"]),
+    ],
+)
+def test_a_binary_has_only_flags_that_it_reads(binary, missing):
+    shown = forked.run([sys.executable, f"bin/{binary}.py", "--help"]).stdout
+    assert not [name for name in missing if f"--{name}=" in shown or f"]{name}\n" in shown]
+    assert "--gin_file=" in shown and "--seed=" in shown
 
 
 def test_configure_tensorflow_makes_logical_cpus():

@@ -31,6 +31,7 @@ def run(
     doc: str = "",
     argv: Sequence[str] | None = None,
     takes_folders: bool = False,
+    without: Sequence[str] = (),
 ) -> NoReturn:
     """Parses the command line, calls `main` and exits.
 
@@ -43,12 +44,15 @@ def run(
       argv: The command line; `sys.argv` by default.
       takes_folders: Whether the program takes positional arguments; `main` gets their list. This
         program does not have the common flags.
+      without: Common flags that this program does not have.
 
     Raises:
       SystemExit: Always, with the exit code.
     """
     if not takes_folders:
         import tfrl.launch.flags  # noqa: F401  (defines the common flags)
+    for name in without:
+        delattr(flags.FLAGS, name)
 
     logging.set_verbosity(logging.WARNING)
     logging.set_stderrthreshold("warning")

@@ -120,4 +120,5 @@ def _collector(workflow: Workflow, server: str) -> Any:
 
 def run() -> None:
     """Entry point of `tfrl-collect` and `bin/collect.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    without = ("root_dir", "if_exists", "strategy", "tpu", "allow_code")
+    app.run(main, doc=DOC, argv=sys.argv, without=without)

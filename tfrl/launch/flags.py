@@ -61,6 +61,13 @@ flags.DEFINE_boolean(
 )
 
 
+# Of the flags that some binaries do not have.
+_DEFAULTS = {
+    name: flags.FLAGS[name].default
+    for name in ("root_dir", "if_exists", "strategy", "tpu", "allow_code")
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class CommonFlags(StartOptions):
     """The values of the common flags on the command line."""
@@ -79,10 +86,12 @@ def capture() -> CommonFlags:
     """Stores the values that absl has just parsed; `tfrl.launch.app.run` calls it.
 
     Returns:
-      The values.
+      The values; the default of a flag that the binary does not have.
     """
     names = [field.name for field in dataclasses.fields(CommonFlags)]
-    values: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
+    values: dict[str, Any] = {
+        name: flags.FLAGS[name].value if name in flags.FLAGS else _DEFAULTS[name] for name in names
+    }
     values["gin_file"] = tuple(values["gin_file"] or ())
     values["gin_bindings"] = tuple(values["gin_bindings"] or ())
     _captured[:] = [CommonFlags(**values)]
@@ -131,8 +140,13 @@ def strategy_from_flags(
     """
     from tfrl.distribute import make_strategy
 
+    waits = "wait_seconds" in flags.FLAGS
     return make_strategy(
-        values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus, log=log
+        values.strategy,
+        tpu=values.tpu,
+        num_logical_cpus=values.num_logical_cpus,
+        log=log,
+        **({"startup_seconds": shared_flags.wait_seconds()} if waits else {}),
     )
 
 

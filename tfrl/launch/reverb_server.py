@@ -164,19 +164,25 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
 
 
 def forget_ended(server: Any) -> None:
-    """Empties the tables of parameters and rollouts after a restore.
+    """Removes the parameters and rollouts of the checkpoint after a restore.
 
     A checkpoint may have parameters of an ended run, and rollouts that the learner has taken since.
+    Others that have arrived by now stay.
 
     Args:
       server: A `ReverbServer` with the tables of a distributed run.
     """
     from tfrl.replay.reverb.library import reverb
+    from tfrl.replay.reverb.tables import read_keys
     from tfrl.roles import parameters, tables
 
+    if server.restored is None:
+        return
     client = reverb().Client(server.address)
-    for table in {parameters.TABLE, tables.ROLLOUTS} & client.server_info().keys():
-        client.reset(table)
+    names = {parameters.TABLE, tables.ROLLOUTS} & server.restored.keys()
+    keys = read_keys(server.restored_from, {name: server.restored[name] for name in names})
+    for table, old in keys.items():
+        client.mutate_priorities(table, deletes=old)
 
 
 def _check_flags(values: common_flags.CommonFlags) -> None:
@@ -221,4 +227,5 @@ def _wait(termination: Termination, server: "ReverbServer") -> None:
 
 def run() -> None:
     """Entry point of `tfrl-reverb-server` and `bin/reverb_server.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    without = ("if_exists", "strategy", "tpu", "allow_code")
+    app.run(main, doc=DOC, argv=sys.argv, without=without)

@@ -38,7 +38,7 @@ _DEFINITIONS: dict[str, Callable[[str], Any]] = {
         name,
         0.2,
         "Seconds between two reads of a collector's parameters, and between two of its reports.",
-        lower_bound=0.0,
+        lower_bound=0.01,
     ),
     "replay_server": lambda name: flags.DEFINE_string(
         name,
@@ -102,7 +102,7 @@ def pull_seconds() -> float:
     Raises:
       UserError: It is no finite number.
     """
-    return float(checks.number("--pull_seconds", flags.FLAGS.pull_seconds, 0, _MOST_SECONDS))
+    return float(checks.number("--pull_seconds", flags.FLAGS.pull_seconds, 0.01, _MOST_SECONDS))
 
 
 def replay_server() -> str:

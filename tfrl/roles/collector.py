@@ -303,7 +303,14 @@ class ReplayCollector(Collector):
         self._buffer = replay.init()
         self._buffer.on_wait = self._buffer.connection.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
-        self._played: list[Trajectory] = []  # since the last report, for observation statistics
+        # Since the last report.
+        self._episodes: list[tuple[np.ndarray, np.ndarray]] = []  # lengths and returns
+        self._played: list[Trajectory] = []  # for observation statistics
+        self._statistics_of = tf.function(
+            lambda obs, valid: statistics.update(self.form.normalizer, obs, mask=valid),
+            autograph=False,
+            reduce_retracing=True,  # for any number of steps
+        )
 
     def acts_at_random(self, now: Published) -> bool:
         """Whether the next rollout is among the first `random_steps` of the run."""
@@ -319,23 +326,28 @@ class ReplayCollector(Collector):
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
         if ended.any():
             infos = played.env_extras or {}
-            row = {
-                "episodes": np.int32(1),
-                "task_id": np.int32(self.task_id),
-                "total_length": np.float32(np.asarray(infos["episode_length"])[ended].mean()),
-                "total_return": np.float32(np.asarray(infos["episode_return"])[ended].mean()),
-            }
-            self.report(EPISODES, row, items=np.count_nonzero(ended))
+            lengths, returns = (infos[name] for name in ("episode_length", "episode_return"))
+            self._episodes.append((np.asarray(lengths)[ended], np.asarray(returns)[ended]))
         if self._normalizes:
             self._played.append(played)
 
     def report_more(self) -> None:
-        """Reports the observation statistics since the last report."""
+        """Reports the episodes and the observation statistics since the last report."""
+        if self._episodes:
+            lengths, returns = map(np.concatenate, zip(*self._episodes, strict=True))
+            self._episodes = []
+            row = {
+                "episodes": np.int32(1),
+                "task_id": np.int32(self.task_id),
+                "total_length": np.float32(lengths.mean()),
+                "total_return": np.float32(returns.mean()),
+            }
+            self.report(EPISODES, row, items=len(lengths))
         if self._played:
             rollouts, self._played = self._played, []
             obs = tf.nest.map_structure(lambda *x: np.concatenate(x), *[r.obs for r in rollouts])
             valid = np.concatenate([r.valid for r in rollouts])
-            obs_statistics = statistics.update(self.form.normalizer, obs, mask=valid)
+            obs_statistics = self._statistics_of(obs, valid)
             self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(obs_statistics).items()})
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class RemoteCollectors(Collectors):
         self._reading_heartbeats = threading.Lock()
         self._unread: dict[str, list[Any]] = {}  # sampled reports by table
         self._answers: dict[str, Any] = {}  # `server_info` before the last sample, by table
-        self._duplicates = Duplicates()  # of reports
+        self._duplicates = Duplicates()  # of reports and rollouts
         self._steps: Any = None  # the variable of the learner steps
         self._iterating = False  # False while the learner evaluates or saves
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
@@ -550,8 +550,9 @@ class RolloutCollectors(RemoteCollectors):
           server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
           synchronous: Whether collectors play one rollout for each publication of parameters, so
             that the policy lag is 0. None for True unless the agent corrects for a policy lag.
-          max_policy_lag: The most learner steps between acting and learning; older rollouts are
-            dropped and counted. None for no bound.
+          max_policy_lag: The most learner steps between acting and learning; older rollouts, and
+            those of policies that a restored learner has lost, are dropped and counted. None for no
+            bound.
           publish_seconds: The least seconds between two publications of parameters; a synchronous
             learner publishes for every batch.
           wait_seconds: Seconds to wait for the server and for experience.
@@ -665,15 +666,15 @@ class RolloutCollectors(RemoteCollectors):
             task_id, request = int(item.pop(TASK_ID)), int(item.pop(REQUEST))
             self._heard[task_id] = time.monotonic()
             lag = steps - int(item.pop(POLICY_VERSION))
-            late = self._max_policy_lag is not None and lag > self._max_policy_lag
-            # Reverb may insert a rollout twice. Another worker's request may be newer.
-            known = self._synchronous and (request, task_id) in sources
-            if late or known or (self._synchronous and request < self._request):
+            # A restored learner has fewer steps than the policies of the lost ones.
+            within = self._max_policy_lag is None or 0 <= lag <= self._max_policy_lag
+            # Another worker's request may be newer.
+            if not within or (self._synchronous and request < self._request):
                 self._dropped += 1
                 continue
             sources.add((request, task_id))
             rollouts.append([item[path] for path in self._leaves])
-            lags.append(lag)
+            lags.append(max(lag, 0))
         return rollouts, lags
 
     def _who(self) -> str:
@@ -700,19 +701,24 @@ class RolloutCollectors(RemoteCollectors):
     def _next(
         self, deadline: float, on_reconnect: Callable[[], None] | None
     ) -> dict[str, np.ndarray]:
-        """Takes the oldest rollout from the queue; see `Connection.guard`."""
+        """Takes the oldest rollout from the queue; see `Connection.guard`.
+
+        A rollout that a collector has sent again after a broken connection is taken once.
+        """
         client = self._variables.client
-        try:
-            (sample,) = self._variables.guard(
-                lambda: list(client.sample(ROLLOUTS, 1, emit_timesteps=False)),
-                "waiting for rollouts",
-                timeout=max(deadline - time.monotonic(), 1.0),
-                on_reconnect=on_reconnect,
-                may_wait=True,
-            )
-        except ServerSilentError:
-            self._refuse_wait("no new experience")
-        return dict(zip(self._paths, sample.data, strict=True))
+        while True:
+            try:
+                (sample,) = self._variables.guard(
+                    lambda: list(client.sample(ROLLOUTS, 1, emit_timesteps=False)),
+                    "waiting for rollouts",
+                    timeout=max(deadline - time.monotonic(), 1.0),
+                    on_reconnect=on_reconnect,
+                    may_wait=True,
+                )
+            except ServerSilentError:
+                self._refuse_wait("no new experience")
+            if self._duplicates.is_new(sample.info.key):
+                return dict(zip(self._paths, sample.data, strict=True))
 
     @property
     def _experience(self) -> tuple[list[Connection], str]:
