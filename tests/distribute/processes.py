@@ -31,6 +31,15 @@ def tf_config(ports, index):
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
 
 
+def _started(command, env, out, err):
+    if command[0] == sys.executable:
+        return forked.Process(command, env=env, stdout=out, stderr=err)
+    with out.open("ab") as output, err.open("ab") as errors:
+        return subprocess.Popen(
+            command, env=env, stdout=output, stderr=errors, start_new_session=True
+        )
+
+
 class Cluster:
     """Workers that run one program, each with its own TF_CONFIG; all are killed on exit.
 
@@ -67,7 +76,7 @@ class Cluster:
             out, err = self._log(i, "out"), self._log(i, "err")
             for log in (out, err):
                 log.touch()
-            self._processes[i] = forked.Process(self._command, env=env, stdout=out, stderr=err)
+            self._processes[i] = _started(self._command, env, out, err)
         return self
 
     def signal(self, index, number=signal.SIGKILL):

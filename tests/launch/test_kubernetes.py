@@ -171,7 +171,9 @@ def test_refused(name):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi", "a:cpu=2n"])
+@pytest.mark.parametrize(
+    "value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi", "a:cpu=2n"]
+)
 def test_resources_of_another_form_are_refused(value):
     with pytest.raises(UserError) as error:
         resources.parsed([value])

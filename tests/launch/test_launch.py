@@ -616,7 +616,10 @@ def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
         ("--wait_seconds=0", "--wait_seconds: expected a number above 0 and at most 1e+06, got 0"),
         ("--wait_seconds=inf", "above 0 and at most 1e+06, got inf. It is the time in seconds"),
         ("--wait_seconds=nan", "--wait_seconds: expected a number above 0"),
-        ("--pull_seconds=inf", "--pull_seconds: expected a number of at least 0.01 and at most 1e+06"),
+        (
+            "--pull_seconds=inf",
+            "--pull_seconds: expected a number of at least 0.01 and at most 1e+06",
+        ),
     ],
 )
 def test_seconds_that_no_process_could_wait(capsys, tmp_path, flag, message):

@@ -187,8 +187,8 @@ def test_a_buffer_in_the_graph_becomes_tables(gin_file):
 def test_a_training_without_replay(call):
     assert paragraph(call("--gin_file=ppo/tf_cartpole.gin")) == (
         "The gin file: expected an off-policy training, which has a replay buffer, got "
-        "OnPolicyWorkflow, a workflow without one. Pass the file of a training with "
-        "OffPolicyWorkflow."
+        "OnPolicyWorkflow, a workflow without one. For tfrl-learn and collectors pass "
+        "--num_collectors=N."
     )
 
 

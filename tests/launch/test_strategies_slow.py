@@ -158,7 +158,7 @@ def test_mistakes_end_all_workers_with_the_same_paragraph(tmp_path):
     with spread(root, tmp_path / "odd", *args) as cluster:
         first, second = both_end(cluster)
     assert first == second
-    assert first.startswith("Error: num_envs: expected a multiple of the 2 replicas that divide")
+    assert first.startswith("Error: num_envs: expected a multiple of the 2 replicas, which split")
 
     done = run("train", *MIRRORED, *arguments(root, 2 * ITERATION, *SETTINGS))
     assert done.returncode == 0, done.stderr
@@ -183,8 +183,9 @@ def test_workers_with_different_commands(tmp_path):
     assert first == second
     assert first == (
         "Error: The workers: expected the same gin files, bindings and seed in every process, got "
-        f"others in worker 1 (127.0.0.1:{cluster.ports[1]}) than in worker 0 "
-        f"(127.0.0.1:{cluster.ports[0]}). Start all workers with the same command."
+        f"different ones in worker 1 (127.0.0.1:{cluster.ports[1]}) than in worker 0 "
+        f"(127.0.0.1:{cluster.ports[0]}). Start all workers with one command, and "
+        "a --root_dir that all of them see."
     )
 
 
@@ -203,7 +204,7 @@ def test_workers_that_do_not_see_the_same_folder(tmp_path):
     with Cluster(["bash", "-c", f'{choose}; exec "$@"', "bash", *program], 2, tmp_path) as cluster:
         cluster.start()
         assert [cluster.wait(i, 60.0) for i in (0, 1)] == [2, 2], cluster.report()
-    assert "Pass every process the same --root_dir" in cluster.err(1)
+    assert "a --root_dir that all of them see" in cluster.err(1)
 
 
 @pytest.mark.parametrize(

@@ -859,6 +859,57 @@ def test_an_evaluator_is_heard(monkeypatch):
     plain.stop()
 
 
+@pytest.mark.parametrize(
+    ("part", "binding", "message"),
+    [
+        (DQN, "DQN.n_step=5", "DQN.n_step: expected 3, as in the server at localhost:"),
+        (DQN, "OffPolicyWorkflow.learning_starts=8", "OffPolicyWorkflow.learning_starts: expected"),
+        (PPO, "PPO.discount=0.5", "PPO.discount: expected 0.98, as in the server at localhost:"),
+    ],
+)
+def test_processes_of_other_settings_are_refused(part, binding, message):
+    served, other = workflow(part), workflow(part, binding)
+    server = ReverbServer(tables.make_tables(served, 1), settings=tables.shared_settings(served))
+    client = reverb().Client(server.address)
+    parameters.publish(client, parameters.Published(tables.agent_form(served), 0, 0, False))
+    roles = (
+        (RolloutCollector, RolloutCollectors)
+        if part is PPO
+        else (ReplayCollector, ReplayCollectors)
+    )
+    for role in roles:
+        with pytest.raises(UserError) as error:
+            role(other, server.address, wait_seconds=10.0)
+        assert str(error.value).startswith(message)
+        assert "Start all processes of a run with the same gin file" in str(error.value)
+    server.stop()
+
+
+def test_a_learner_of_another_network_is_refused():
+    server = ReverbServer(tables.make_tables(workflow(DQN), 1))
+    with pytest.raises(UserError, match=r"the parameters at localhost:\d+, params/q/"):
+        ReplayCollectors(
+            workflow([x for x in DQN if "hidden" not in x]), server.address, wait_seconds=10.0
+        )
+    server.stop()
+
+
+def test_a_collector_holds_few_transitions_that_a_limiter_does_not_take():
+    part = ["dqn/tf_cartpole.gin", *DQN[1:3], "OffPolicyWorkflow.batch_size=8",
+            "OffPolicyWorkflow.random_steps=64", "InGraphReplay.capacity=1000"]  # fmt: skip
+    server = ReverbServer(tables.make_tables(workflow(part), 1))
+    client = reverb().Client(server.address)
+    parameters.publish(client, parameters.Published(tables.agent_form(workflow(part)), 0, 0, False))
+    collector = ReplayCollector(workflow(part), server.address)
+    began = time.monotonic()
+    collector.run(lambda: time.monotonic() - began > 8.0)
+    inserted = client.server_info()["replay"].rate_limiter_info.insert_stats.completed
+    block = collector._buffer.replay.block
+    assert block > 1 and collector.env_steps < block * (inserted + 10) + 8
+    collector.close()
+    server.stop()
+
+
 def test_a_restored_server_forgets_parameters_and_rollouts(tmp_path):
     """The run may have ended, and its learner may have taken the rollouts."""
     learner = workflow(PPO)

@@ -44,6 +44,7 @@ def main() -> int:
             f"--task_id={task_id}",
             expected=f"a number below --num_tasks={num_tasks}",
             got=str(task_id),
+            remedy="Number the collectors from 0.",
         )
     if not values.gin_file:
         raise UserError(

@@ -70,6 +70,7 @@ class JobOptions:
       replay_servers: The number of servers that share the replay buffer.
       evaluators: The number of processes that evaluate checkpoints: 0 or 1.
       wait_seconds: Seconds that processes wait for each other.
+      common_flags: More flags of all processes.
       learner_flags: More flags of the learner.
       collector_flags: More flags of each collector.
       learners: The number of workers of the learner; several connect through TF_CONFIG.
@@ -83,6 +84,7 @@ class JobOptions:
     replay_servers: int
     evaluators: int
     wait_seconds: float
+    common_flags: tuple[str, ...] = ()
     learner_flags: tuple[str, ...] = ()
     collector_flags: tuple[str, ...] = ()
     learners: int = 1
@@ -122,6 +124,7 @@ def roles(
         *(f"--gin_file={file}" for file in options.gin_files),
         *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
         f"--seed={options.seed}",
+        *options.common_flags,
     ]
     meeting = [
         *experiment,

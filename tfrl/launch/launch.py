@@ -119,6 +119,7 @@ def main() -> int:
         replay_servers=asked.replay_servers or _num_servers(bindings),
         evaluators=asked.evaluators,
         wait_seconds=shared_flags.wait_seconds(),
+        common_flags=("--quiet",) if asked.quiet and not (asked.dry_run or renders) else (),
         learner_flags=_passed(values, _LEARNER_FLAGS),
         collector_flags=_passed(values, _COLLECTOR_FLAGS),
         learners=asked.learners,

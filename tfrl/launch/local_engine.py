@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -126,7 +127,7 @@ class LocalEngine:
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
             other than 0 and 2 (a user error). The count starts anew when a process has run for ten
             minutes.
-          table_seconds: Seconds between two tables of the processes; infinity for only the last.
+          table_seconds: Seconds between two tables of the processes; infinity for no table.
           gpu_kinds: The kinds of processes that see the GPUs; TensorFlow reserves their memory.
           command: Returns the command line of a process; by default it runs the role's binary.
           say: Takes a line for the user; the default prints in colour.
@@ -361,7 +362,7 @@ class LocalEngine:
             cells = (process.role.name, process.state, str(process.restarts), f"{age:.0f}")
             last = Text(process.last_line[:room])
             table.add_row(*cells, process.rate, last, style=_COLOURS[process.role.kind])
-        if self._say is None:
+        if self._say is None and self._table_seconds < math.inf:
             self._print(table)
 
 

@@ -43,7 +43,7 @@ def check_same_command(workflow: Workflow, **flags: Any) -> None:
             "The workers",
             expected="the same gin files, bindings and seed in every process",
             got=f"different ones in {workers.names(others)} than in {workers.name(0)}",
-            remedy="Start all workers with the same command.",
+            remedy="Start all workers with one command, and a --root_dir that all of them see.",
         )
 
 

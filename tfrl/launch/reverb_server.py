@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -26,7 +26,7 @@ With --num_collectors=N it serves bin/learn.py and N processes of bin/collect.py
 table of parameters.
 
 The training's gin file defines the tables. The same command resumes from the last checkpoint under
---root_dir; SIGTERM and Ctrl-C also write a checkpoint."""
+--root_dir; SIGTERM and Ctrl-C also write a checkpoint. On-policy there is nothing to keep."""
 
 # Subfolder of --root_dir, which may be the run folder of the training.
 FOLDER = "replay_checkpoints"
@@ -88,6 +88,10 @@ def main() -> int:
     assembled = settings.assemble(values.gin_file, values.gin_bindings)
     tables = served_tables(assembled, num_collectors, flags.FLAGS.num_servers)
     from tfrl.replay.reverb.server import ReverbServer
+    from tfrl.roles.tables import shared_settings
+
+    # Rollouts and parameters are of no use after a restart.
+    keeps = hasattr(assembled.workflow, "replay")
 
     if flags.FLAGS.port is not None and ROLE_VARIABLE in os.environ:
         _check_free(flags.FLAGS.port)
@@ -96,10 +100,11 @@ def main() -> int:
             tables,
             port=flags.FLAGS.port,
             bind=flags.FLAGS.bind,
-            checkpoint_dir=os.path.join(values.root_dir or "", FOLDER),
-            checkpoint_interval=flags.FLAGS.checkpoint_interval or None,
+            checkpoint_dir=os.path.join(values.root_dir or "", FOLDER) if keeps else None,
+            checkpoint_interval=flags.FLAGS.checkpoint_interval or None if keeps else None,
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
+            settings=shared_settings(cast("Any", assembled.workflow)) if num_collectors else None,
         )
         if num_collectors:
             forget_ended(server)
@@ -110,7 +115,8 @@ def main() -> int:
                 "port can read, change and empty the experience."
             )
         _wait(termination, server)
-        app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
+        saving = ": saving the tables, which may take a while" if keeps else ""
+        app.say(f"Stopped by {termination.name}{saving}.")
         server.stop()
     return int(flags.FLAGS.signal_exit_code)
 
@@ -158,7 +164,7 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
                 "The gin file",
                 expected="an off-policy training, which has a replay buffer",
                 got=f"{type(workflow).__name__}, a workflow without one",
-                remedy="Pass the file of a training with OffPolicyWorkflow.",
+                remedy="For tfrl-learn and collectors pass --num_collectors=N.",
             )
         return list(on_reverb(workflow.replay).make_tables())
 

@@ -16,7 +16,7 @@ _DEFINITIONS: dict[str, Callable[[str], Any]] = {
     "quiet": lambda name: flags.DEFINE_boolean(
         name,
         False,
-        "Print only warnings, errors and the last line of JSON.",
+        "Print only warnings, errors, and what tfrl-evaluate, tfrl-report and tfrl-tune compute.",
     ),
     "total_env_steps": lambda name: flags.DEFINE_integer(
         name,

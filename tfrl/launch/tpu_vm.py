@@ -61,12 +61,17 @@ describe() {{
 
 # Prints the state of the request, NONE without one. It asks again while gcloud fails.
 state() {{
-  local now
+  local now said
+  if ! command -v gcloud > /dev/null; then
+    echo "$name: gcloud is not installed: https://cloud.google.com/sdk/docs/install" >&2
+    exit 2
+  fi
   for _ in {{1..10}}; do
     now="$(describe 2> /dev/null)" || now=""
-    if [[ -z "$now" && "$(describe 2>&1)" == *NOT_FOUND* ]]; then now=NONE; fi
     if [[ -n "$now" ]]; then echo "$now"; return; fi
-    echo "$name: gcloud does not tell the state of the request" >&2
+    said="$(describe 2>&1)" || true
+    if [[ "$said" == *NOT_FOUND* ]]; then echo NONE; return; fi
+    echo "$name: gcloud does not tell the state of the request: ${{said##*$'\n'}}" >&2
     sleep 30
   done
   echo "$name: unknown whether the TPU is there, and costs" >&2

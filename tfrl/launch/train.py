@@ -124,9 +124,19 @@ def use_replay_server(
             got=type(workflow).__name__,
         )
     workflow.use_replay_server(address, reconnect_seconds)
-    from tfrl.replay.reverb.connection import await_tables
+    from tfrl.replay.reverb.connection import await_server, await_tables
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.replay.reverb.tables import HEARTBEATS
 
     # Waits here, so that a wrong address creates no folder.
+    info = await_server(address, reverb().Client(address), workflow.replay.timeout, app.say)
+    if HEARTBEATS in info:
+        raise UserError(
+            f"--replay_server={address}",
+            expected="the server of a training in one process",
+            got="one of a training with collectors",
+            remedy="Use tfrl-learn, or start tfrl-reverb-server without --num_collectors.",
+        )
     await_tables(workflow.replay, app.say)
 
 

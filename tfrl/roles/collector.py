@@ -15,7 +15,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.cancellable_call import leave_behind, within
-from tfrl.replay.reverb.connection import Connection, await_tables
+from tfrl.replay.reverb.connection import Connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.parameters import Published
@@ -27,7 +27,9 @@ from tfrl.roles.tables import (
     STATISTICS,
     TASK_ID,
     agent_form,
+    await_replay,
     check_rollouts,
+    check_settings,
     collector_env,
     normalizes,
     replay_at,
@@ -95,6 +97,7 @@ class Collector:
         self._player = copy.copy(workflow)
         self._player.replica_env = self.env
         self.connection = connection
+        check_settings(connection.address, connection.server_info(), workflow)
         self.form = agent_form(workflow, seed)
         self.parameters = parameters.Subscriber(
             connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
@@ -288,7 +291,7 @@ class ReplayCollector(Collector):
           UserError: See `Collector`.
         """
         replay = replay_at(workflow, replay_server, wait_seconds)
-        await_tables(replay, log)
+        await_replay(workflow, replay, log)
         super().__init__(
             workflow,
             parameters.connect(variable_server or replay.addresses[0], wait_seconds, log),

@@ -7,7 +7,7 @@ and `policy_variables`. Programs of either library can read it.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ class Subscriber:
         Raises:
           UserError: No parameters in time, or parameters of another agent.
         """
-        _check_form(connection.address, form, connection.server_info())
+        check_form(connection.address, form, connection.server_info())
         self._leaves = list(struct.paths(form))
         self._build = builder(form)
         self._connection = connection
@@ -322,7 +322,8 @@ def _sample(connection: Connection) -> list[Any]:
     return connection.guard(read, "reading parameters", timeout=_READ_SECONDS)
 
 
-def _check_form(address: str, form: Nest, info: dict[str, Any]) -> None:
+def check_form(address: str, form: Nest, info: Mapping[str, Any]) -> None:
+    """Raises a UserError unless a server's table of parameters has the structure of `form`."""
     have = struct.paths(info[TABLE].signature[_POLICY])
     want = struct.paths(signature(form)[_POLICY])
     for path in sorted(have.keys() | want.keys()):

@@ -16,7 +16,7 @@ from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
-from tfrl.replay.reverb.connection import Connection, await_tables
+from tfrl.replay.reverb.connection import Connection
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
@@ -28,7 +28,10 @@ from tfrl.roles.tables import (
     ROLLOUTS,
     STATISTICS,
     TASK_ID,
+    agent_form,
+    await_replay,
     check_rollouts,
+    check_settings,
     collectors_of,
     normalizes,
     replay_at,
@@ -85,7 +88,13 @@ class RemoteCollectors(Collectors):
           wait_seconds: Seconds to wait for experience.
           log: Takes lines for the user.
           stops: Returns whether this process must end.
+
+        Raises:
+          UserError: The server was started from another gin file.
         """
+        info = connection.server_info()
+        check_settings(connection.address, info, workflow)
+        parameters.check_form(connection.address, agent_form(workflow), info)
         self._stops, self._idle = stops, (-1, 0.0)  # learner steps when it was asked, and when
         connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
@@ -351,7 +360,7 @@ class ReplayCollectors(RemoteCollectors):
             time, and a server that was started from another gin file.
         """
         replay = replay_at(workflow, replay_server, wait_seconds)
-        await_tables(replay, log)
+        await_replay(workflow, replay, log)
         first = replay.addresses[0]
         connection = parameters.connect(variable_server or first, wait_seconds, log)
         self._servers = [

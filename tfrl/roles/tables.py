@@ -1,8 +1,9 @@
 """The Reverb tables of a distributed run: experience, parameters and the collectors' reports."""
 
 import copy
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb import tables as reverb_tables
 from tfrl.replay.reverb.blocks import in_blocks
+from tfrl.replay.reverb.connection import await_server, await_tables
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.signature import suits
 from tfrl.roles import parameters
@@ -230,6 +232,62 @@ def collectors_of(info: Mapping[str, Any]) -> int:
     name = signature[TASK_ID].name if TASK_ID in signature else None
     count = re.fullmatch(_OF_COLLECTORS.format(r"(\d+)"), name or "")
     return int(count[1]) if count else 1  # `check_rollouts` names the difference
+
+
+def await_replay(
+    workflow: LearnerWorkflow, replay: ReverbReplay, log: Callable[[str], None]
+) -> None:
+    """Waits for the servers of a factory; checks their settings, then their tables.
+
+    Args:
+      workflow: The workflow of this process.
+      replay: A factory from `replay_at`.
+      log: Takes a line for each server that does not answer at once.
+
+    Raises:
+      UserError: See `await_tables` and `check_settings`.
+    """
+    for address in replay.addresses:
+        info = await_server(address, reverb().Client(address), replay.timeout, log)
+        check_settings(address, info, workflow)
+    await_tables(replay, log)
+
+
+def shared_settings(workflow: LearnerWorkflow) -> dict[str, str]:
+    """Returns the settings that all processes of a run must share, by gin name, as text.
+
+    Nets and tables are compared by their specs. Schedules differ with the budget of a learner.
+    """
+    agent, plain = workflow.agent, (bool, int, float, str, tuple, type(None))
+    fields = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
+    values = {f"{type(agent).__name__}.{f.name}": getattr(agent, f.name) for f in fields}
+    names = ["rollout_length"]
+    if isinstance(workflow, OffPolicyWorkflow):
+        names += ["batch_size", "random_steps", "learning_starts"]
+    values.update({f"{type(workflow).__name__}.{n}": getattr(workflow, n) for n in names})
+    return {name: repr(x) for name, x in values.items() if isinstance(x, plain)}
+
+
+def check_settings(address: str, info: Mapping[str, Any], workflow: LearnerWorkflow) -> None:
+    """Checks that a server was started with the settings of this process.
+
+    Args:
+      address: "host:port" of the server.
+      info: `{table: reverb TableInfo}`.
+      workflow: The workflow of this process.
+
+    Raises:
+      UserError: If a setting differs; it names the setting.
+    """
+    served, own = reverb_tables.settings_of(info), shared_settings(workflow)
+    for name in own:
+        if served.get(name, own[name]) != own[name]:
+            raise UserError(
+                name,
+                expected=f"{served[name]}, as in the server at {address}",
+                got=own[name],
+                remedy=_REMEDY,
+            )
 
 
 def check_rollouts(

@@ -135,7 +135,7 @@ class CheckTest(parameterized.TestCase):
         asked = helpers.maker(samples_per_insert=2.0, tolerance=10.0)
         other = infos(asked.replace(samples_per_insert=3.0))
         with pytest.raises(
-            UserError, match="samples_per_insert: expected 2, got 3. Use the limits"
+            UserError, match="samples_per_insert: expected 2, got 3. Start server and clients"
         ):
             check_tables(other, asked)
         other = infos(asked.replace(tolerance=11.0))

@@ -21,7 +21,7 @@ from tfrl.replay.reverb.cancellable_call import within
 from tfrl.replay.reverb.factory import ReverbReplay
 from tfrl.replay.reverb.items import Columns
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING
+from tfrl.replay.reverb.stream import MOST_PENDING
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
 
@@ -340,7 +340,7 @@ class _Frames:
         start = self._count - self._length
         if start >= 0 and start % self._stride == 0:
             if self._pending >= MOST_PENDING:
-                self.flush(LEFT_PENDING)
+                self.flush(MOST_PENDING // 2)
             window = tf.nest.map_structure(lambda h: h[-self._length :], self.writer.history)
             self.writer.create_item(self._table, 1.0, window)
             self._pending += 1

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 _SQUEEZED = [True]  # for the one column of a packed item
+# The most unconfirmed blocks: a collector waits for a limiter with few transitions that it holds.
+_MOST_PENDING = 8
 # The most transitions and bytes of a block that is chosen, and the batches that draw from it.
 _MOST, _MOST_BYTES, _BATCHES = 64, 16_384, 4
 
@@ -70,7 +72,7 @@ class BlockStream(Outlet):
           highest: The priority of new items by table.
           make_room: Called when the number of unconfirmed items reaches its limit.
         """
-        super().__init__(client, 1, highest, make_room)
+        super().__init__(client, 1, highest, make_room, _MOST_PENDING)
         (config,) = replay.table_configs
         self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block
         self._packing = packing

@@ -162,7 +162,7 @@ def check_address(address: str) -> None:
     """
     host, colon, port = str(address).rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not (host and colon and is_port) or "," in host:
+    if not (host and colon and is_port) or {",", "/"} & set(host):
         raise UserError(
             "The address of a Reverb server",
             expected="host:port, for example localhost:8000",

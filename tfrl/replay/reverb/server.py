@@ -156,6 +156,7 @@ class ReverbServer:
         restore_from: str | os.PathLike[str] | None = None,
         log: Callable[[str], None] | None = None,
         on_checkpoint: Callable[[pathlib.Path], None] | None = None,
+        settings: Mapping[str, str] | None = None,
     ):
         """Restores and starts to serve.
 
@@ -172,6 +173,7 @@ class ReverbServer:
           log: Takes lines about damaged and failed checkpoints; by default `warnings.warn`.
           on_checkpoint: Called with the folder of each finished checkpoint in `checkpoint_dir`;
             checkpoints of `checkpoint_interval` call it in another thread.
+          settings: For a run with collectors: the settings that its processes share, by name.
 
         Raises:
           UserError: The port is in use; the folder cannot be written or is in use; none of its
@@ -180,6 +182,7 @@ class ReverbServer:
         _check_numbers(checkpoint_dir, checkpoint_interval, max_to_keep)
         self._log = log or _warn
         self._tell = on_checkpoint or (lambda path: None)
+        self._settings = dict(settings or {})
         self._saving = threading.RLock()
         self._ending = threading.Event()
         self._stopped = False
@@ -368,7 +371,8 @@ class ReverbServer:
         """
         names = [table.name for table in tables]
         if HEARTBEATS in names:
-            tables = [*tables, make_start(inserts or dict.fromkeys(names, 0), earlier or {})]
+            counts = inserts or dict.fromkeys(names, 0)
+            tables = [*tables, make_start(counts, earlier or {}, self._settings)]
         own = reverb.checkpointers.DefaultCheckpointer(
             str(self._writing), fallback_checkpoint_path=str(folder) if folder else None
         )

@@ -11,9 +11,9 @@ from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, PackedIte
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
-# The most unconfirmed items of a writer, and the number that a regular flush leaves: it need not
-# wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
-MOST_PENDING, LEFT_PENDING = 40, 20
+# The most unconfirmed items of a writer. A flush leaves half of them: it need not wait for the
+# newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
+MOST_PENDING = 40
 # Observations of at least this size in bytes are written in chunks of a fixed length, up to these
 # numbers of steps for sequences and n-step items. Reverb would tune the length by the confirmed
 # items, and short chunks of frames take more memory. A sequence uses whole chunks; an n-step item
@@ -29,6 +29,7 @@ class Outlet:
     step, which takes half of the time.
 
     Attributes:
+      most_pending: The most unconfirmed items; the writer then waits until half are confirmed.
       pending: An upper bound of the number of unconfirmed items.
       created: Items created so far.
     """
@@ -39,6 +40,7 @@ class Outlet:
         keep: int,
         highest: dict[str, float],
         make_room: Callable[[Any], None],
+        most_pending: int = MOST_PENDING,
     ):
         """Opens a writer.
 
@@ -47,17 +49,19 @@ class Outlet:
           keep: The number of newest values of each column that items may refer to.
           highest: The priority of new items by table, shared by all streams.
           make_room: Called when the number of unconfirmed items reaches its limit.
+          most_pending: The limit.
         """
         self._highest, self._make_room = highest, make_room
         self._owner = client.trajectory_writer(num_keep_alive_refs=keep)
         self._writer = self._owner._writer
+        self.most_pending = most_pending
         self.pending = 0
         self.created = 0
 
     def create(self, tables: list[str], refs: list[list[Any]], squeezed: list[bool]) -> None:
         """Creates an item in each of the tables."""
         for table in tables:
-            if self.pending >= MOST_PENDING:
+            if self.pending >= self.most_pending:
                 self._make_room(self)
             self._writer.CreateItem(table, self._highest[table], refs, squeezed)
             self.pending += 1

@@ -1,6 +1,7 @@
 """Creates Reverb tables from their configuration; checks a server's or checkpoint's tables."""
 
 import importlib
+import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns an empty `reverb.Table` for each table of a factory."""
     return [
-        _table(config, stored_signature(replay, config), replay)
-        for config in replay.table_configs
+        _table(config, stored_signature(replay, config), replay) for config in replay.table_configs
     ]
 
 
@@ -70,18 +70,21 @@ def _limiter(config: TableConfig, block_size: int, batches: int) -> Any:
 # The table of the reports of processes. A server that has it serves a run with collectors, whose
 # learner counts inserts.
 HEARTBEATS = "heartbeats"
-# An empty table beside it, which no checkpoint has. The names of its specs are lists of numbers: the
-# times of the server's starts, and the inserts of each table at these times.
-START = "server_start"
+# An empty table beside it, which no checkpoint has. The names of its specs are lists of numbers, of
+# the times of the server's starts and of the inserts of each table then, and the run's settings.
+START, _SETTINGS = "server_start", "server_start/settings"
 _MOST_STARTS = 100
 
 
-def make_start(inserts: Mapping[str, int], earlier: Mapping[str, Sequence[int]]) -> Any:
+def make_start(
+    inserts: Mapping[str, int], earlier: Mapping[str, Sequence[int]], settings: Mapping[str, str]
+) -> Any:
     """Returns the table that tells clients when a server has started, and from which counts.
 
     Args:
       inserts: The inserts of each table in the restored checkpoint; 0 for empty tables.
       earlier: The earlier starts that led to the checkpoint, see `remove_start`.
+      settings: The settings that the run's processes share, by name.
     """
     library = reverb()
     numbers = {START: time.time_ns(), **inserts}
@@ -90,6 +93,7 @@ def make_start(inserts: Mapping[str, int], earlier: Mapping[str, Sequence[int]])
         name: tf.TensorSpec([], tf.int64, name=" ".join(map(str, each)))
         for name, each in starts.items()
     }
+    signature[_SETTINGS] = tf.TensorSpec([], tf.string, name=json.dumps(dict(settings)))
     return library.Table(
         name=START,
         sampler=library.selectors.Fifo(),
@@ -117,7 +121,18 @@ def starts_of(server_info: Mapping[str, Any], table: str) -> list[tuple[int, int
 
 
 def _starts(signature: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {name: [int(n) for n in spec.name.split()] for name, spec in signature.items()}
+    numbers = {name: spec.name.split() for name, spec in signature.items() if name != _SETTINGS}
+    return {name: [int(n) for n in each] for name, each in numbers.items()}
+
+
+def settings_of(server_info: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the settings of `make_start`; none for a server that does not say them.
+
+    Args:
+      server_info: `{name: TableInfo}` from `reverb.Client.server_info`.
+    """
+    signature = server_info[START].signature if START in server_info else {}
+    return dict(json.loads(signature[_SETTINGS].name)) if _SETTINGS in signature else {}
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
@@ -157,8 +172,8 @@ def _check_limits(want: Any, got: Any) -> None:
                 f"Reverb table {want.name!r}, {what}",
                 expected=wanted,
                 got=result,
-                remedy="Use the limits of the checkpoint, which a restored table keeps, or "
-                "start the server without the checkpoint.",
+                remedy="Start server and clients with the same gin files, bindings and number of "
+                "servers. A server that has restored a checkpoint keeps its limits.",
             )
 
 

@@ -11,7 +11,7 @@ from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.factory import ONCE
 from tfrl.replay.reverb.items import Columns, make_layout
 from tfrl.replay.reverb.signature import PackedItems
-from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, PackedStream, Stream
+from tfrl.replay.reverb.stream import Outlet, PackedStream, Stream
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Writer:
         """The most items of "fifo" and "lifo" tables that were unconfirmed at any one time."""
         if not any(config.kind in ONCE for config in self._replay.table_configs):
             return 0
-        return sum(min(stream.created, MOST_PENDING) for stream in self._streams)
+        return sum(min(stream.created, stream.most_pending) for stream in self._streams)
 
     def add(self, trajectory: Trajectory) -> None:
         """Adds steps that continue the last ones.
@@ -147,7 +147,7 @@ class Writer:
             self._flush(stream, 0)
 
     def _make_room(self, stream: Outlet) -> None:
-        self._flush(stream, LEFT_PENDING)
+        self._flush(stream, stream.most_pending // 2)
 
     def _flush(self, stream: Outlet, left: int) -> None:
         deadline = time.monotonic() + self._replay.timeout
