@@ -168,11 +168,12 @@ def test_a_rollout_that_was_sent_again_is_taken_once(queue):
         writer.flush(timeout_ms=500)
     taken.append(collectors._next(deadline, None))
     line.cut()
-    thread = threading.Thread(target=lambda: send(3).flush())
+    # A flush waits until all have arrived, also the one that is sent again.
+    thread = threading.Thread(target=lambda: [send(version).flush() for version in (3, 4)])
     thread.start()
-    taken.append(collectors._next(deadline, None))
+    taken += [collectors._next(deadline, None) for _ in range(2)]
     thread.join()
-    assert [int(item[collector_lib.POLICY_VERSION]) for item in taken] == [1, 2, 3]
+    assert [int(item[collector_lib.POLICY_VERSION]) for item in taken] == [1, 2, 3, 4]
     assert collectors._duplicates.count == 1
 
 

@@ -14,9 +14,9 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb import tables as reverb_tables
-from tfrl.replay.reverb.blocks import in_blocks
 from tfrl.replay.reverb.connection import await_server, await_tables
 from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.packed import in_blocks
 from tfrl.replay.reverb.signature import suits
 from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory

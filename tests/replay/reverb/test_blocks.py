@@ -12,8 +12,8 @@ from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.launch import settings
 from tfrl.replay.reverb import TableConfig
-from tfrl.replay.reverb.blocks import BlockStream, in_blocks
 from tfrl.replay.reverb.items import Columns
+from tfrl.replay.reverb.packed import PackedStream, in_blocks
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.signature import PackedItems
 from tfrl.roles import tables
@@ -31,10 +31,10 @@ class Writer:
         return self
 
     def Append(self, row):
-        return row[0]
+        return row
 
     def CreateItem(self, table, priority, refs, squeezed):
-        self.blocks.append(refs[0][0] if isinstance(refs[0], list) else refs[0])
+        self.blocks.append(refs[0][0])
 
 
 def maker(n_step, block_size, num_envs=2):
@@ -54,7 +54,7 @@ def unpacked(replay, blocks):
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_the_transitions_are_those_of_the_oracle(n_step, mode):
     replay, client = maker(n_step, 2), Writer()
-    stream = BlockStream(replay, PackedItems(replay), client, {"replay": 1.0}, lambda _: None)
+    stream = PackedStream(replay, PackedItems(replay), client, {"replay": 1.0}, lambda _: None)
     columns, expected = Columns(replay), helpers.Expected(replay.table(), 2)
     streams, start = helpers.streams(mode, 2, 60), 0
     for stop in CHUNKS:

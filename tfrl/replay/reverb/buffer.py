@@ -13,12 +13,12 @@ from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer, check_given
 from tfrl.replay.reverb import checkpoints
-from tfrl.replay.reverb.blocks import in_blocks
 from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.packed import in_blocks
 from tfrl.replay.reverb.server import LocalServer
 from tfrl.replay.reverb.signature import as_served, suits
 from tfrl.replay.reverb.tables import check_tables, starts_of

@@ -1,12 +1,12 @@
-"""Writes the steps of one environment to tables: as columns, or as packed items."""
+"""Writes the steps of one environment to tables, as columns."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.replay.reverb.items import Layout, make_items, n_step_return
-from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, PackedItems, leaves
+from tfrl.replay.reverb.items import Layout, make_items
+from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, leaves
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
@@ -19,11 +19,10 @@ MOST_PENDING = 40
 # items, and short chunks of frames take more memory. A sequence uses whole chunks; an n-step item
 # uses two observations of its chunks.
 _FRAME_BYTES, _SEQUENCE_CHUNK, _ITEM_CHUNK = 1024, 16, 2
-_SQUEEZED = [True]  # for the one column of a packed item
 
 
 class Outlet:
-    """One environment's `TrajectoryWriter`, with counts of its items.
+    """A `TrajectoryWriter`, with counts of its items.
 
     It calls Reverb's C++ writer directly: the Python wrapper would flatten and unflatten every
     step, which takes half of the time.
@@ -203,83 +202,3 @@ class Stream(Outlet):
         """
         flags = [VALID] * (steps - 1) + [VALID | TRUNCATED]
         return [self.append_at(column, [np.uint8(flag)]) for flag in flags]
-
-
-class PackedStream(Outlet):
-    """The steps of an environment's episode as bytes, and their items.
-
-    There is one column for each n. Each item is a separate value and a separate chunk, so that
-    Reverb decodes nothing else to sample it.
-    """
-
-    def __init__(
-        self,
-        replay: "ReverbReplay",
-        packing: PackedItems,
-        client: Any,
-        highest: dict[str, float],
-        make_room: Callable[[Any], None],
-    ):
-        """Opens a writer.
-
-        Args:
-          replay: The factory.
-          packing: The byte layout of its items.
-          client: A `reverb.Client`.
-          highest: The priority of new items by table, shared by all streams.
-          make_room: Called when the number of unconfirmed items reaches its limit.
-        """
-        super().__init__(client, 1, highest, make_room)
-        steps: dict[int, list[str]] = {}
-        for config in replay.table_configs:
-            steps.setdefault(config.n_step or 1, []).append(config.name)
-        self._tables = [(n, steps[n]) for n in sorted(steps)]
-        self._late, self._keep = packing.late, max(steps)
-        self._powers = [replay.discount**j for j in range(self._keep + 1)]
-        self._rows: list[np.ndarray] = []
-        self._rewards: list[float] = []
-        self._length = 0
-
-    def step(self, row: np.ndarray, reward: float, terminated: bool, truncated: bool) -> None:
-        """Creates the items that a step completes.
-
-        Args:
-          row: uint8 [bytes], the step as an item of one step.
-          reward: The step's reward.
-          terminated: Whether the step terminates the episode.
-          truncated: Whether the step truncates the episode.
-        """
-        self._length += 1
-        self._rows.append(row)
-        self._rewards.append(reward)
-        for column, (n, tables) in enumerate(self._tables):
-            if self._length >= n:
-                self._make(column, tables, n, terminated)
-        if terminated or truncated:
-            self._end(terminated)
-        elif len(self._rows) > 4 * self._keep + 64:
-            del self._rows[: -self._keep]
-            del self._rewards[: -self._keep]
-
-    def cut(self) -> None:
-        """Truncates an unfinished episode."""
-        if self._length:
-            self._end(terminated=False)
-
-    def _end(self, terminated: bool) -> None:
-        """Creates the short items at the episode's end, the oldest first."""
-        for column, (n, tables) in enumerate(self._tables):
-            for k in range(min(self._length, n - 1), 0, -1):
-                self._make(column, tables, k, terminated)
-        self._rows, self._rewards, self._length = [], [], 0
-
-    def _make(self, column: int, tables: list[str], k: int, terminated: bool) -> None:
-        """Creates the item of the last k steps."""
-        item = self._rows[-1]
-        if k > 1:
-            item, late = self._rows[-k].copy(), self._late
-            values = n_step_return(self._powers, self._rewards[-k:], terminated)
-            item[late:] = self._rows[-1][late:]
-            item[late : late + 8] = np.array(values, np.float32).view(np.uint8)
-        refs = self._writer.Append([None] * column + [item])
-        self.create(tables, [refs[column : column + 1]], _SQUEEZED)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
-from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.factory import ONCE
 from tfrl.replay.reverb.items import Columns, make_layout
+from tfrl.replay.reverb.packed import PackedStream
 from tfrl.replay.reverb.signature import PackedItems
-from tfrl.replay.reverb.stream import Outlet, PackedStream, Stream
+from tfrl.replay.reverb.stream import Outlet, Stream
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Writer:
         highest: dict[str, float],
         check: Callable[[], None],
     ):
-        """Opens a writer for each environment, or one for blocks of transitions.
+        """Opens a writer for each environment, or one for packed items.
 
         Args:
           replay: The factory.
@@ -41,20 +41,15 @@ class Writer:
         """
         self._replay, self._check = replay, check
         self._columns = Columns(replay)
-        envs = range(replay.num_envs)
         self._streams: list[Any]
-        if replay.block > 1:
+        if replay.packed:
             packing = PackedItems(replay)
-            self._streams = [BlockStream(replay, packing, client, highest, self._make_room)]
-        elif replay.packed:
-            self._packing = PackedItems(replay)
-            self._streams = [
-                PackedStream(replay, self._packing, client, highest, self._make_room) for _ in envs
-            ]
+            self._streams = [PackedStream(replay, packing, client, highest, self._make_room)]
         else:
             self._layout = make_layout(replay)
             self._streams = [
-                Stream(replay, self._layout, client, highest, self._make_room) for _ in envs
+                Stream(replay, self._layout, client, highest, self._make_room)
+                for _ in range(replay.num_envs)
             ]
         self._limited = any(config.limits_inserts for config in replay.table_configs)
 
@@ -78,20 +73,10 @@ class Writer:
             the items in time.
         """
         columns = self._columns.of(trajectory)
-        if self._replay.block > 1:
+        if self._replay.packed:
             self._streams[0].add(columns)
-        elif self._replay.packed:
-            self._add_packed(columns)
         else:
             self._add(columns)
-
-    def _add_packed(self, columns: dict[str, np.ndarray]) -> None:
-        rows, valid = self._packing.rows(columns), columns["valid"]
-        names = ("reward", "termination", "truncation")
-        parts = zip(*(columns[name].tolist() for name in names), strict=True)
-        for t, (rewards, terminated, truncated) in enumerate(parts):
-            for b in np.flatnonzero(valid[t]).tolist():
-                self._streams[b].step(rows[t, b], rewards[b], terminated[b], truncated[b])
 
     def _add(self, columns: dict[str, np.ndarray]) -> None:
         layout = self._layout

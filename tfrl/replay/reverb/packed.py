@@ -1,7 +1,8 @@
-"""Writes transitions to a table whose items are blocks of several transitions.
+"""Writes transitions as bytes, alone or in blocks of several.
 
-Most of the cost of a Reverb item does not depend on its size: a block of 16 transitions costs
-little more than a block of 1. A rollout's blocks are created together.
+The items of a rollout are made together, for all environments, and one writer sends them: a writer
+for each environment costs several times as much. Most of the cost of a Reverb item does not depend
+on its size: a block of 16 transitions costs little more than a block of 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.replay.reverb.signature import PackedItems
-from tfrl.replay.reverb.stream import Outlet
+from tfrl.replay.reverb.stream import MOST_PENDING, Outlet
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 _SQUEEZED = [True]  # for the one column of a packed item
 # The most unconfirmed blocks: a collector waits for a limiter with few transitions that it holds.
-_MOST_PENDING = 8
+_MOST_PENDING_BLOCKS = 8
 # The most transitions and bytes of a block that is chosen, and the batches that draw from it.
 _MOST, _MOST_BYTES, _BATCHES = 64, 16_384, 4
 
@@ -48,11 +49,12 @@ def _size(replay: "ReverbReplay", batch_size: int, most: int) -> int:
     return 1 << max(most.bit_length() - 1, 0)
 
 
-class BlockStream(Outlet):
-    """The steps of all environments, and the blocks of their transitions.
+class PackedStream(Outlet):
+    """The steps of all environments, and their items.
 
-    Blocks are always full, so that all transitions in the table have equal probability. The rest
-    waits for the next transitions; flush, cut and close do not send it.
+    There is one column for each n. Blocks are always full, so that all transitions in the table
+    have equal probability. The rest waits for the next transitions; flush, cut and close do not
+    send it.
     """
 
     def __init__(
@@ -66,21 +68,19 @@ class BlockStream(Outlet):
         """Opens a writer.
 
         Args:
-          replay: The factory; it has one table.
+          replay: The factory.
           packing: The byte layout of its items.
           client: A `reverb.Client`.
           highest: The priority of new items by table.
           make_room: Called when the number of unconfirmed items reaches its limit.
         """
-        super().__init__(client, 1, highest, make_room, _MOST_PENDING)
-        (config,) = replay.table_configs
-        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block
-        self._packing = packing
-        self._discounts = np.array([replay.discount**k for k in range(self._n + 1)])
-        # The newest steps of each environment, with incomplete items, aligned to the end of time.
-        rows = self._n - 1, replay.num_envs
-        self._tail = np.empty([*rows, packing.dtype.itemsize], np.uint8)
-        self._tail_rewards, self._tail_valid = np.zeros(rows), np.zeros(rows, np.bool_)
+        self._size, self._packing = replay.block, packing
+        most = MOST_PENDING if self._size == 1 else _MOST_PENDING_BLOCKS
+        super().__init__(client, 1, highest, make_room, most)
+        tables: dict[int, list[str]] = {}
+        for config in replay.table_configs:
+            tables.setdefault(config.n_step or 1, []).append(config.name)
+        self._columns = [(_Steps(replay, packing, n), tables[n]) for n in sorted(tables)]
         self._partial_block = np.empty([0, packing.dtype.itemsize], np.uint8)
 
     def add(self, columns: Mapping[str, np.ndarray]) -> None:
@@ -89,38 +89,77 @@ class BlockStream(Outlet):
         Args:
           columns: The columns of a trajectory, `[T, B, ...]` by path.
         """
+        rows = self._packing.rows(columns)
+        self._send([steps.add(rows, columns) for steps, _ in self._columns])
+
+    def cut(self) -> None:
+        """Truncates the unfinished episodes."""
+        self._send([steps.cut() for steps, _ in self._columns])
+
+    def _send(self, made: list[np.ndarray]) -> None:
+        """Sends items `[N, bytes]` of each column; of blocks, waiting and new ones in full ones."""
+        for column, ((_, tables), items) in enumerate(zip(self._columns, made, strict=True)):
+            if self._size > 1:
+                items = np.concatenate([self._partial_block, items])
+                in_blocks = len(items) // self._size * self._size
+                self._partial_block = items[in_blocks:].copy()
+                items = items[:in_blocks].reshape(-1, self._size * items.shape[1])
+            for item in items:
+                refs = self._writer.Append([None] * column + [item])
+                self.create(tables, [refs[column : column + 1]], _SQUEEZED)
+
+
+class _Steps:
+    """The newest steps of all environments, and the items of up to n steps that they make."""
+
+    def __init__(self, replay: "ReverbReplay", packing: PackedItems, n: int):
+        """Begins without steps."""
+        self._n, self._late = n, packing.late
+        self._discounts = np.array([replay.discount**k for k in range(n + 1)])
+        # The newest steps of each environment, with incomplete items, aligned to the end of time.
+        rows = n - 1, replay.num_envs
+        self._tail = np.empty([*rows, packing.dtype.itemsize], np.uint8)
+        self._tail_rewards, self._tail_valid = np.zeros(rows), np.zeros(rows, np.bool_)
+
+    def add(self, rows: np.ndarray, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the items `[N, bytes]` that new steps complete.
+
+        Args:
+          rows: The steps as items of one step, `[T, B, bytes]`.
+          columns: The columns of their trajectory.
+        """
         nothing = np.zeros_like(self._tail_valid)
-        self._make_items(
-            np.concatenate([self._tail, self._packing.rows(columns)]),
+        return self._items(
+            np.concatenate([self._tail, rows]),
             np.concatenate([self._tail_rewards, columns["reward"]]),
             np.concatenate([nothing, columns["termination"]]),
             np.concatenate([nothing, columns["truncation"]]),
             np.concatenate([self._tail_valid, columns["valid"]]),
         )
 
-    def cut(self) -> None:
-        """Truncates the unfinished episodes."""
+    def cut(self) -> np.ndarray:
+        """Returns the items of the unfinished episodes, truncated."""
         nothing = np.zeros_like(self._tail_valid)
         ends = np.ones_like(nothing)
         ends[:-1] = False  # the tails are aligned to the end of time
-        self._make_items(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
+        return self._items(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
 
-    def _make_items(
+    def _items(
         self,
         rows: np.ndarray,
         rewards: np.ndarray,
         termination: np.ndarray,
         truncation: np.ndarray,
         valid: np.ndarray,
-    ) -> None:
-        """Creates the items that the steps `[T, B]` complete; keeps the other steps.
+    ) -> np.ndarray:
+        """Returns the items that the steps `[T, B]` complete; keeps the other steps.
 
         An item begins at a step and has up to n steps, fewer if its episode ends before. With n = 2
         and steps a, b, c, where b ends an episode, the items are (a, b) and (b), and c is kept.
         """
         envs, times = np.nonzero(valid.T)  # steps sorted by environment, then time
         if not len(envs):
-            return
+            return rows[times, envs]
         rows, rewards = rows[times, envs], rewards[times, envs].astype(np.float64)
         terminated = termination[times, envs]
         ended = terminated | truncation[times, envs]
@@ -140,11 +179,11 @@ class BlockStream(Outlet):
             has = first + j <= last
             total[has] += self._discounts[j] * rewards[first[has] + j]
         discount = np.where(terminated[last], 0.0, self._discounts[last - first + 1])
-        items, late = rows[first], self._packing.late
+        items, late = rows[first], self._late
         items[:, late:] = rows[last, late:]
         values = np.stack([total, discount], axis=1).astype(np.float32)
         items[:, late : late + 8] = values.view(np.uint8)
-        self._send(items)
+        return items
 
     def _keep(
         self,
@@ -159,11 +198,3 @@ class BlockStream(Outlet):
         places = self._n - 2 - age[incomplete], envs[incomplete]
         self._tail[places], self._tail_rewards[places] = rows[incomplete], rewards[incomplete]
         self._tail_valid[places] = True
-
-    def _send(self, items: np.ndarray) -> None:
-        """Sends waiting and new items in full blocks; the rest waits."""
-        items = np.concatenate([self._partial_block, items])
-        in_blocks = len(items) // self._size * self._size
-        for block in items[:in_blocks].reshape(-1, self._size * items.shape[1]):
-            self.create(self._tables, [self._writer.Append([block])], _SQUEEZED)
-        self._partial_block = items[in_blocks:].copy()
