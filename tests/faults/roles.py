@@ -11,18 +11,20 @@ It prints a line of JSON for each run, which has several faults of one kind:
 - "disk": the disk of the run folder is full until the run has ended, with exit code 2 and a
   message; the same command comes again. It mounts a small disk, so it needs root.
 
-A run is good if it ends with code 0, leaves no process, had at least one fault, and reaches its
-target return. `TARGETS` has that of a gin file with its own budget; with other bindings, give
+A run is good if it ends with code 0, leaves no process, had at least one fault, prints a line for
+each, counts its env steps in order up to those of its summary, and reaches its target return. `TARGETS` has that of a gin file with its own budget; with other bindings, give
 `--target_return` where the budget is long enough for one.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +40,17 @@ _DISK_MB = 64
 IMPALA = "impala/gymnasium_cartpole.gin"
 # The least returns of gin files, with their own budgets.
 TARGETS = {IMPALA: 475.0}
+# What is printed about a fault. Of a process that is stopped nobody need notice anything.
+_KILLED = r"{}-\d has ended with exit code 137; started again"
+LINES = {
+    "collect": _KILLED.format("collector"),
+    "learn": _KILLED.format("learner"),
+    "reverb-server": _KILLED.format("server"),
+    "variable-server": _KILLED.format("server"),
+    "evaluate": _KILLED.format("evaluator"),
+    "launch": "Stopped by SIGTERM: the same command goes on",
+    "disk": "No space left on device",
+}
 
 
 @dataclasses.dataclass
@@ -51,6 +64,7 @@ class Outcome:
       summary: The learner's `summary.json`.
       output: All that was printed.
       left: Processes that were left.
+      env_steps: Those of the rows of its metrics.
     """
 
     kind: str
@@ -59,6 +73,7 @@ class Outcome:
     summary: dict
     output: str
     left: list
+    env_steps: list
 
 
 def problems(outcome, target=None):
@@ -75,6 +90,14 @@ def problems(outcome, target=None):
         found.append(f"{len(outcome.left)} processes were left")
     if not outcome.faults:
         found.append("no fault: it ended before, or there was no process to hurt")
+    told = len(re.findall(LINES.get(outcome.kind, ""), outcome.output))
+    if told < outcome.faults:
+        found.append(f"{told} lines about {outcome.faults} faults")
+    counted = outcome.env_steps
+    if any(a >= b for a, b in itertools.pairwise(counted)):
+        found.append("env steps are counted twice")
+    if counted[-1:] != [outcome.summary.get("env_steps")]:
+        found.append(f"env steps {counted[-1:]}, in the summary {outcome.summary.get('env_steps')}")
     reached = outcome.summary.get("eval_return_mean", float("-inf"))
     if target is not None and not reached >= target:
         found.append(f"a return of {reached:g} for {target:g}")
@@ -213,7 +236,7 @@ class Run:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120.0)
         if ended.returncode in (0, 75):  # the run has ended meanwhile
             return False
-        assert ended.returncode == 2 and "the parameters at" in ended.stderr, ended.stderr
+        assert ended.returncode == 2 and "as in the server at" in ended.stderr, ended.stderr
         return True
 
     def outcome(self, faults, started):
@@ -228,7 +251,10 @@ class Run:
         left = [line for pid, line in started.items() if line and command_line(pid) == line]
         summary = self.root / "summary.json"
         told = json.loads(summary.read_text()) if summary.exists() else {}
-        return Outcome(self.kind, faults, code, told, self.log, left)
+        metrics = self.root / "metrics.jsonl"
+        rows = metrics.read_text().splitlines() if metrics.exists() else []
+        env_steps = [json.loads(row)["env_steps"] for row in rows]
+        return Outcome(self.kind, faults, code, told, self.log, left, env_steps)
 
 
 def run(
