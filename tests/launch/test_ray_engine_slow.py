@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import secrets
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def fixture_two_nodes(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
 
+    pathlib.Path("/tmp/ray").mkdir(exist_ok=True)  # Ray notes a cluster's address there
     # Its path stands in the names of sockets, which are short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         head = {"num_cpus": 4, "num_gpus": 2, "temp_dir": folder, **NODE}
@@ -51,6 +53,7 @@ def test_a_job_goes_on_when_a_node_is_killed(two_nodes, tmp_path):
         "--resources=learner:gpu=1",
         "--resources=collector:cpu=2",
         "--gin_file=impala/tf_cartpole.gin",
+        "--synchronous=true",  # it goes on only with both collectors
         "--gin_bindings=train.target_return=475",
         f"--root_dir={tmp_path}/run",
     ]
