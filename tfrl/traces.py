@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import numbers
+import pathlib
 import threading
 import types
 import weakref
@@ -192,6 +193,10 @@ def logic_key(value: Any) -> Hashable:
     """
     if value is None or isinstance(value, str | bytes | numbers.Number):
         return type(value), repr(value)  # 1, 1.0 and True are equal
+    if isinstance(value, range | slice | pathlib.PurePath):
+        return type(value), repr(value)
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(map(logic_key, value))
     if isinstance(value, Mapping):
         return type(value), tuple((logic_key(k), logic_key(v)) for k, v in value.items())
     if isinstance(value, tuple | list):
@@ -202,6 +207,8 @@ def logic_key(value: Any) -> Hashable:
         return "method", value.__func__, logic_key(value.__self__)
     if isinstance(value, np.ndarray | np.generic):
         return "array", str(value.dtype), np.shape(value), value.tobytes()
+    if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value) and value.dtype.size:
+        return "tensor", logic_key(value.numpy())
     if isinstance(value, tf.TypeSpec | tf.DType | tf.TensorShape | np.dtype):
         return type(value), _bounds(value), value
     if isinstance(value, type):

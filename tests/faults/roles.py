@@ -12,8 +12,9 @@ It prints a line of JSON for each run, which has several faults of one kind:
   message; the same command comes again. It mounts a small disk, so it needs root.
 
 A run is good if it ends with code 0, leaves no process, had at least one fault, prints a line for
-each, counts its env steps in order up to those of its summary, and reaches its target return. `TARGETS` has that of a gin file with its own budget; with other bindings, give
-`--target_return` where the budget is long enough for one.
+each, counts its env steps in order up to those of its summary, and reaches its target return.
+`TARGETS` has that of a gin file with its own budget; with other bindings, give `--target_return`
+where the budget is long enough for one.
 """
 
 import argparse

@@ -65,7 +65,7 @@ class MirroredTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["env_steps"], 20)
         buffer = flow.replay_buffer(state)
         buffer.flush()
-        self.assertEqual(int(buffer.size()), 20)
+        self.assertEqual(int(buffer.size()), 16)  # a block
 
     @pytest.mark.slow
     def test_the_replicas_play_different_environments(self):

@@ -1,6 +1,7 @@
 """User-defined workflows: over variables, on the host, in a run folder; overridden hooks."""
 
 import functools
+import pathlib
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
 from tfrl.traces import logic_key
+from tfrl.workflows import stages
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 LENGTH = 4
@@ -118,6 +120,106 @@ def test_equal_keras_optimizers_are_equal_logic():
     assert one == two
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: {"a", x},
+        lambda x: frozenset((1, x)),
+        lambda x: pathlib.Path(f"runs/{x}"),
+        lambda x: range(len(x)),
+        lambda x: slice(x),
+        lambda x: tf.constant([1.0, len(x)]),
+    ],
+)
+def test_equal_settings_are_equal_logic(make):
+    assert logic_key(make("b")) == logic_key(make("b")) != logic_key(make("bc"))
+    assert hash(logic_key(make("b"))) == hash(logic_key(make("b")))
+
+
+def test_a_new_run_takes_changed_settings(env):
+    workflow = Collecting(env)
+    assert workflow.step(workflow.setup(0))[0]["scale"] == 1.0
+    workflow.scale = 3.0
+    assert workflow.step(workflow.setup(0))[0]["scale"] == 3.0
+
+
+def test_a_consumed_state_stays_consumed_after_a_restore(env, tmp_path):
+    workflow = Collecting(env, capacity=8)
+    first = workflow.setup(0)
+    _, second = workflow.step(first)
+    workflow.save(second, tmp_path)
+    workflow.restore(tmp_path)
+    with pytest.raises(UserError, match="which a later step has consumed"):
+        workflow.step(first)
+
+
+def test_a_checkpoint_has_the_time_of_its_run(env, tmp_path):
+    workflow = Collecting(env)
+    state = workflow.learn(workflow.setup(0), total_env_steps=32, progress=False)
+    assert workflow.run_time_of(state).wall_seconds >= 0.0
+    other = workflow.manifest(workflow.setup(1))
+    assert (other["wall_seconds"], other["train_seconds"], other["train_steps"]) == (0.0, 0.0, 0)
+
+
+class TwoPolicies(tfrl.OnPolicyWorkflow):
+    """Plays once with each action."""
+
+    def iterate(self, state, key):
+        def always(action, agent_state, obs, key, carry=None):
+            out = self.agent.compute_actions(agent_state, obs, key, carry)
+            return out.replace(action=tf.fill(tf.shape(out.action), action))
+
+        def left(*args):
+            return always(0, *args)
+
+        def right(*args):
+            return always(1, *args)
+
+        played = [self.play(state, key, fn) for fn in (left, right)]
+        metrics, state = self.learn_from(state, played[0], key)
+        means = [tf.reduce_mean(tf.cast(out.batch.action, tf.float32)) for out in played]
+        return {**metrics, "left": means[0], "right": means[1]}, state
+
+
+def test_each_action_function_of_an_iteration_is_a_stage_of_its_own():
+    env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+    agent = functools.partial(tfrl.PPO, hidden=(4,))
+    options = {"rollout_length": 4, "num_minibatches": 1, "num_epochs": 1, "compile": "graph"}
+    workflow = TwoPolicies(env, agent, **options)
+    row, _ = workflow.step(workflow.setup(0))
+    assert (row["left"], row["right"]) == (0.0, 1.0)
+
+
+def test_two_action_functions_of_one_name_are_an_error():
+    def make(action):
+        return lambda *args: action
+
+    run_stages = stages.Stages(stages.RunPhase(), {"rollout": "graph"}, {}, None)
+
+    def collect(action_fn):
+        return action_fn
+
+    for made in (make(0), make(0)):
+        run_stages.stage("rollout/own", functools.partial(collect, action_fn=made))
+    with pytest.raises(UserError, match="expected one function for each name of a stage"):
+        run_stages.stage("rollout/own", functools.partial(collect, action_fn=make(1)))
+
+
+class OwnEnvState(tfrl.OnPolicyWorkflow):
+    """Begins with a reward."""
+
+    def setup_env_state(self, key):
+        state = self.env.reset(key)
+        return state.replace(reward=state.reward + 5.0)
+
+
+def test_the_hook_of_the_environments_state_is_called(env):
+    agent = functools.partial(tfrl.PPO, hidden=(4,))
+    options = {"rollout_length": 4, "num_minibatches": 1, "num_epochs": 1, "compile": "graph"}
+    state = OwnEnvState(env, agent, **options).setup(0)
+    assert state.env_state.reward.numpy().tolist() == [5.0, 5.0]
+
+
 class Plain(LearnerWorkflow):
     """The methods that a workflow over a learner must define."""
 
@@ -219,7 +321,7 @@ def test_with_reverb_the_parts_are_the_librarys():
     with pytest.raises(UserError, match=r"OwnPlay.play: .* Use replay_buffer=InGraphReplay"):
         workflow.setup(0)
     learning = OwnLearning(env, tfrl.DQN, random_steps=8, batch_size=4)  # what follows a rollout
-    state = learning.advance(learning.setup(0), 4).state
+    state = learning.advance(learning.setup(0), 12).state  # a block
     row, state = learning.step(state)
     assert row["mine"] == 3.0 and row["learner_steps"] > 0
     learning.close()

@@ -73,8 +73,8 @@ def test_saving_an_older_state_keeps_the_newer(w, tmp_path, recwarn):
 
 
 def test_a_fresh_state_leaves_the_folder_of_another_run_alone(w, used):
-    root, _ = used
-    before, time = content(root), w.run_time
+    root, state = used
+    before, time = content(root), w.run_time_of(state)
     with pytest.raises(UserError) as error:
         learn(w, w.setup(1), 64, root)
     assert str(error.value) == (
@@ -84,7 +84,7 @@ def test_a_fresh_state_leaves_the_folder_of_another_run_alone(w, used):
         "that run, or choose another root_dir."
     )
     assert content(root) == before
-    assert w.run_time is time
+    assert w.run_time_of(state) is time
 
 
 def test_a_state_that_is_further_does_not_join_another_run(w, used):
@@ -162,8 +162,8 @@ def test_restore_goes_on_in_the_modes_that_were_saved(tmp_path):
     second = workflow("auto")
     restored = second.restore(tmp_path / "saved")
     assert second.compile_choices(restored) == choices
-    assert second.run_time == first.run_time
-    assert second.run_time.wall_seconds > 0
+    assert second.run_time_of(restored) == first.run_time_of(state)
+    assert second.run_time_of(restored).wall_seconds > 0
     _, one = first.step(state)
     _, two = second.step(restored)
     values = second.state_values(two)

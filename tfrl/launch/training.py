@@ -68,7 +68,7 @@ def finish(
     folder.check_there()
     path = _record_video(folder, workflow, state, seed) if settings.video else None
     pictures = workflow.write_pictures(state, folder.root)
-    steps, run_time = workflow.env_steps(state), workflow.run_time
+    steps, run_time = workflow.env_steps(state), workflow.run_time_of(state)
     wall_seconds = run_time.wall_seconds + time.monotonic() - started
     folder.write_summary(
         {

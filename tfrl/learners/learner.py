@@ -1209,30 +1209,27 @@ class Learner:
         # Under several replicas only losses and gradients are XLA's.
         jit = compile == "xla" and not self.replicas.several
 
-        def make(**options: Any) -> Any:
+        def make() -> Any:
             traced = run if jit else never_in_xla(run)
-            return tf.function(counted_apart(traced), jit_compile=jit, autograph=False, **options)
+            return tf.function(counted_apart(traced), jit_compile=jit, autograph=False)
 
         def call(*args: Any) -> Any:
-            key = (compile, *name, specs_of(args))
+            specs = args
+            if name[0] == "changing":
+                batches, indices, *others = args
+                specs = *tf.nest.map_structure(_any_rows, (batches, indices)), *others
+            key = (compile, *name, specs_of(specs))
             if key not in self._compiled:
                 variables = self.variables()
-                self._compiled[key] = self.traces.bound(key, make, args, variables)
+                self._compiled[key] = self.traces.bound(key, make, specs, variables)
             return self._compiled[key](*args)
 
-        if name[0] != "changing":
-            return call
-        key = (compile, *name)  # of rows that differ in number
-        self._compiled[key] = self._compiled.get(key) or make(reduce_retracing=True)
-        return self._compiled[key]
+        return call
 
     @property
     def trace_count(self) -> int:
         """The number of traces of its updates since modules were last added or removed."""
-        return sum(
-            f.experimental_get_tracing_count() if hasattr(f, "get_concrete_function") else 1
-            for f in self._compiled.values()
-        )
+        return len(self._compiled)
 
     def _default_key(self) -> tf.Tensor:
         # Module ids have no slash, so no state uses this stream.
@@ -1590,3 +1587,8 @@ class Learner:
         other.__dict__.update(self.__dict__)
         learner_state.clone_into(self, other)
         return other
+
+
+def _any_rows(x: tf.Tensor) -> tf.TensorSpec:
+    """Returns the spec of a tensor of any number of rows."""
+    return tf.TensorSpec([None, *x.shape[1:]], x.dtype)

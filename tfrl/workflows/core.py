@@ -75,7 +75,7 @@ class Workflow(abc.ABC):
         (
             "iterations_per_call",
             "report",
-            "run_time",
+            "_run_times",
             "_folders",
             "_runners",
             "_worker_group",
@@ -112,8 +112,8 @@ class Workflow(abc.ABC):
         # The gin bindings of `build_from_config`.
         self.config: Mapping[str, Any] = types.MappingProxyType({})
         self.report: RunReport | None = None
-        # Over all starts of a run; part of checkpoints.
-        self.run_time = RunTime()
+        # {`run_key`: over all starts of the run}; part of checkpoints.
+        self._run_times: dict[Any, RunTime] = {}
         # {id of a variable of a state, None for one of tensors: (the variable, its runner)}
         self._runners: dict[int | None, tuple[Any, Runner]] = {}
         # {`run_key`: (folder of the run's checkpoints, env steps of the newest)}
@@ -135,6 +135,7 @@ class Workflow(abc.ABC):
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
         state = self.postsetup_replay_buffer(state)
+        self._runners.pop(None, None)  # settings may have changed since the last run
         self._note_iterations(state)  # a setup may reset variables of the workflow's own
         return state
 
@@ -162,6 +163,8 @@ class Workflow(abc.ABC):
 
     def postsetup_replay_buffer(self, state: State) -> State:
         """Returns the state that the training begins with; may fill the replay buffer.
+
+        `restore` calls it, too, before it takes the checkpoint's values.
 
         Returns the state unchanged by default.
         """
@@ -450,7 +453,13 @@ class Workflow(abc.ABC):
                 remedy="Choose one of these modes.",
             )
         self.compile = mode
-        self._runners.clear()
+        self._renew_runners()
+
+    def _renew_runners(self) -> None:
+        """Forgets modes and traces of the runs so far; which states are consumed stays known."""
+        traces = traces_of(logic_key(self))
+        for number, (variable, runner) in self._runners.items():
+            self._runners[number] = variable, Runner(self, traces, runner.iterations)
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles the compile mode of every stage, and returns them by stage."""
@@ -643,8 +652,16 @@ class Workflow(abc.ABC):
         return {
             "env_steps": self.env_steps(state),
             "compile_choices": self.compile_choices(state),
-            **dataclasses.asdict(self.run_time),
+            **dataclasses.asdict(self.run_time_of(state)),
         }
+
+    def run_time_of(self, state: State) -> RunTime:
+        """Returns the time of a state's run, over all its starts."""
+        return self._run_times.setdefault(self.run_key(state), RunTime())
+
+    def start_run_time(self, state: State, run_time: RunTime) -> None:
+        """Sets the time of a state's run."""
+        self._run_times[self.run_key(state)] = run_time
 
     def run_key(self, state: State) -> Any:
         """Returns a key that is the same for all states of a run, and for no other."""
@@ -712,7 +729,7 @@ class Workflow(abc.ABC):
             str(restored.path), loaded(self.state_paths(state)), loaded(set(restored.values))
         )
         state = self.load_values(state, restored.values, environments=environments)
-        self.run_time = RunTime.of(restored.manifest)
+        self.start_run_time(state, RunTime.of(restored.manifest))
         self.adopt(state, restored.path.parent)
         return state
 

@@ -733,7 +733,7 @@ class ERLWorkflow(Workflow):
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes of runs that are set up from now on."""
         self.compile = check_compile(choices, STAGES)
-        self._runners.clear()
+        self._renew_runners()
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles and returns the compile modes by stage."""

@@ -270,7 +270,10 @@ class LearnerWorkflow(Workflow):
         replicas, agent_state = self.replicas, state.agent_state
         collect: Any = functools.partial(self.collect, action_fn=action_fn)
         if not isinstance(self.env, HostEnv):  # there only the policy is compiled
-            name = "rollout" if action_fn is None else "rollout/random"
+            name = "rollout"
+            if action_fn is not None:
+                is_random = action_fn == getattr(self.agent, "random_actions", None)
+                name += "/random" if is_random else f"/{stages.name_of(action_fn)}"
             collect = stages.stage(name, collect, inline=self.overlaps)
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
@@ -562,7 +565,10 @@ class LearnerWorkflow(Workflow):
         """Resets the environments and the recurrent state of one replica."""
         if self.replicas.several:
             key = seeding.fold_in(key, self.replicas.index())
-        return self.rollout_source.reset(key)
+        env_state, carry = self.rollout_source.reset(key)
+        if type(self).setup_env_state is not LearnerWorkflow.setup_env_state:
+            env_state = self.setup_env_state(key)
+        return env_state, carry
 
     def _state_over(
         self,

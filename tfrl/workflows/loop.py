@@ -203,7 +203,8 @@ class TrainingLoop:
         env_steps = start_steps = self.workflow.env_steps(state)
         self._open(state, env_steps)
         if not env_steps:
-            self.workflow.run_time = RunTime()
+            self.workflow.start_run_time(state, RunTime())
+        self._run_time = self.workflow.run_time_of(state)
         evaluated = None
         there = self.manager is not None and env_steps in self.manager.steps
         saved = env_steps if self._broadcast(there) else None
@@ -274,8 +275,8 @@ class TrainingLoop:
         if self._calls > 1:  # the first call compiles
             self._train_seconds += seconds
             self._train_steps += new_steps - env_steps
-            self.workflow.run_time.train_seconds += seconds
-            self.workflow.run_time.train_steps += new_steps - env_steps
+            self._run_time.train_seconds += seconds
+            self._run_time.train_steps += new_steps - env_steps
         # Several iterations may share a row. The first call of a resumed run counts too many.
         before, self._done = self._done, int(rows[-1].get("iterations", self._done + len(rows)))
         self._adapt(seconds / (self._done - before))
@@ -379,7 +380,7 @@ class TrainingLoop:
         if manager is None:
             return
         now = time.monotonic()
-        self.workflow.run_time.wall_seconds += now - self._counted_at
+        self._run_time.wall_seconds += now - self._counted_at
         self._counted_at = now
         self._check_folder()
         manifest = {**self.workflow.manifest(state), _NUM_ROWS: self.recorder.num_rows}

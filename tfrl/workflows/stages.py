@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfrl import tf_private
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
+from tfrl.traces import logic_key
 from tfrl.types import Nest
 
 MODES = ("xla", "graph", "eager")
@@ -157,7 +158,7 @@ class Stages:
             raise UserError(
                 f"the stage {name!r}",
                 expected="one function for each name of a stage",
-                got=f"{_name_of(fn)} after {_name_of(known)}",
+                got=f"{name_of(fn)} after {name_of(known)}",
                 remedy=f"Choose another name; '{name.partition('/')[0]}/mine' has the same mode.",
             )
         return self._compiled[name]
@@ -231,12 +232,26 @@ def _plain(fn: Any) -> Any:
 
 
 def _code_of(fn: Any) -> Any:
-    """Returns the code of a function: equal for all its closures and partials."""
-    fn = _plain(fn)
-    return getattr(fn, "__code__", type(fn))
+    """Returns the code of a function: equal for all its closures.
+
+    Of a partial, also the code of functions that it binds, with what these close over.
+    """
+    bound = []
+    while isinstance(fn, functools.partial):
+        bound += [x for x in (*fn.args, *fn.keywords.values()) if callable(x)]
+        fn = fn.func
+    plain = _plain(fn)
+    inner = tuple((_code_of(x), _closed_over(_plain(x))) for x in bound)
+    return getattr(plain, "__code__", type(plain)), inner
 
 
-def _name_of(fn: Any) -> str:
+def _closed_over(fn: Any) -> Any:
+    cells = getattr(fn, "__closure__", None) or ()
+    return tuple(logic_key(cell.cell_contents) for cell in cells)
+
+
+def name_of(fn: Any) -> str:
+    """Returns the name of a function behind partials, methods and decorators."""
     fn = _plain(fn)
     return str(getattr(fn, "__qualname__", type(fn).__name__))
 
