@@ -14,7 +14,13 @@ from tfrl.agents import DQN
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 
-BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
+BUFFER = functools.partial(
+    ReverbReplay,
+    capacity=400,
+    timeout=20.0,
+    packed=True,
+    block_size=1,  # to count each item
+)
 PRIORITIZED = functools.partial(BUFFER, kind="prioritized")
 
 
@@ -65,7 +71,7 @@ class MirroredTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["env_steps"], 20)
         buffer = flow.replay_buffer(state)
         buffer.flush()
-        self.assertEqual(int(buffer.size()), 16)  # a block
+        self.assertEqual(int(buffer.size()), 20)
 
     @pytest.mark.slow
     def test_the_replicas_play_different_environments(self):

@@ -321,8 +321,9 @@ def test_with_reverb_the_parts_are_the_librarys():
     with pytest.raises(UserError, match=r"OwnPlay.play: .* Use replay_buffer=InGraphReplay"):
         workflow.setup(0)
     learning = OwnLearning(env, tfrl.DQN, random_steps=8, batch_size=4)  # what follows a rollout
-    state = learning.advance(learning.setup(0), 12).state  # a block
-    row, state = learning.step(state)
+    state = learning.setup(0)
+    while learning.env_steps(state) < 24:  # the first block has 16
+        row, state = learning.step(state)
     assert row["mine"] == 3.0 and row["learner_steps"] > 0
     learning.close()
 
