@@ -270,8 +270,8 @@ def test_binaries_answer_help(installed, tmp_path, binary):
     for command in commands:
         result = _run([*command, "--help"], tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
-        flag = "--comparison_dir" if binary == "report" else "--root_dir"
-        assert f"{flag}=<value>" in result.stdout
+        flags = {"report": "--comparison_dir", "collect": "--replay_server"}
+        assert f"{flags.get(binary, '--root_dir')}=<value>" in result.stdout
 
 
 def test_wheel_finds_its_gin_files(installed, tmp_path):

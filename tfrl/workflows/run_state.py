@@ -87,8 +87,8 @@ class State(struct.Struct):
     """Everything that changes in a run: one nest, whose leaves are tensors or tf.Variables.
 
     `setup` of a workflow creates variables for the leaves that training changes in place. States
-    can be copied leaf by leaf and stacked (`struct.stack`). Every method of a workflow also takes a
-    state of tensors: it continues over new variables.
+    can be copied leaf by leaf and stacked (`struct.stack`). Every method of a workflow but
+    `OffPolicyWorkflow.iterate` also takes a state of tensors: it continues over new variables.
 
     Attributes:
       key: int32 [2]; iteration i draws from `fold_in(key, i)`.
