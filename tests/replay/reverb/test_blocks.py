@@ -185,6 +185,17 @@ def test_a_checkpoint_with_other_blocks_names_the_size_to_bind(tmp_path):
     server.stop()
 
 
+def test_a_checkpoint_of_blocks_that_each_batch_sampled_names_the_binding(tmp_path):
+    limits = {"samples_per_insert": 8.0, "tolerance": 1000.0}
+    old = maker(1, 4).replace(batches_per_block=1, **limits)
+    ReverbServer(old.make_tables(), checkpoint_dir=tmp_path).stop()
+    with pytest.raises(UserError) as error:
+        new = old.replace(batches_per_block=None)
+        ReverbServer(in_blocks(new, 4, 4).make_tables(), checkpoint_dir=tmp_path)
+    assert "bind ReverbReplay.batches_per_block=1, as in the checkpoint" in str(error.value)
+    ReverbServer(in_blocks(old, 4, 4).make_tables(), checkpoint_dir=tmp_path).stop()
+
+
 def test_the_size_is_bound_where_the_gin_file_has_a_buffer_in_the_graph():
     bindings = ["OffPolicyWorkflow.replay = @ReverbReplay", "ReverbReplay.capacity = 51_200"]
     bindings.append("ReverbReplay.block_size = 1")

@@ -292,13 +292,12 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
             "serve from another folder with empty tables."
         )
         pairs = [(by_name[name], wanted[name]) for name in by_name.keys() & wanted.keys()]
-        sizes = {(_block_of(_signature(old)), _block_of(new.info.signature)) for old, new in pairs}
-        for size in (before for before, after in sizes if before != after):
+        for binding in sorted(filter(None, (_binding_of(old, new) for old, new in pairs))):
             remedy = (
-                f"To resume, bind ReverbReplay.block_size={size:g}, as in the checkpoint, "
-                "in all processes of the run (and where the gin file has InGraphReplay, "
-                "OffPolicyWorkflow.replay = @ReverbReplay and its arguments, such as "
-                f"ReverbReplay.capacity); or move {folder.parent} away to start with empty tables."
+                f"To resume, bind ReverbReplay.{binding}, as in the checkpoint, in all processes "
+                "of the run (and where the gin file has InGraphReplay, OffPolicyWorkflow.replay = "
+                "@ReverbReplay and its arguments, such as ReverbReplay.capacity); or move "
+                f"{folder.parent} away to start with empty tables."
             )
         raise UserError(
             f"replay checkpoint {folder}",
@@ -306,6 +305,17 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
             got="; ".join(sorted(result)),
             remedy=remedy,
         )
+
+
+def _binding_of(saved: Any, table: Any) -> str:
+    """Returns the binding of `ReverbReplay` that makes a table as it was saved, or ""."""
+    before, after = _block_of(_signature(saved)), _block_of(table.info.signature)
+    if before != after:
+        return f"block_size={before:g}"
+    # An earlier version sampled blocks for each batch.
+    old, new = saved.rate_limiter, table.info.rate_limiter_info
+    several = before > 1 and old.samples_per_insert > new.samples_per_insert
+    return "batches_per_block=1" if several else ""
 
 
 def _differences(saved: Any, table: Any) -> Iterator[str]:
