@@ -147,6 +147,8 @@ def test_workers_wait_for_each_other_as_long_as_for_other_processes(monkeypatch)
     shared_flags.define("wait_seconds")
     with flagsaver.as_parsed(wait_seconds="7"):
         assert flags.strategy_from_flags(values)["startup_seconds"] == 7.0
+    with flagsaver.as_parsed(wait_seconds="inf"):  # of an evaluator that a launcher started
+        assert "startup_seconds" not in flags.strategy_from_flags(values)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The common flags of all binaries, and their effect on TensorFlow."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -140,13 +141,14 @@ def strategy_from_flags(
     """
     from tfrl.distribute import make_strategy
 
-    waits = "wait_seconds" in flags.FLAGS
+    # An evaluator may wait for checkpoints without a limit.
+    seconds = flags.FLAGS["wait_seconds"].value if "wait_seconds" in flags.FLAGS else math.inf
     return make_strategy(
         values.strategy,
         tpu=values.tpu,
         num_logical_cpus=values.num_logical_cpus,
         log=log,
-        **({"startup_seconds": shared_flags.wait_seconds()} if waits else {}),
+        **({"startup_seconds": seconds} if math.isfinite(seconds) else {}),
     )
 
 
