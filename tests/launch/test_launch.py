@@ -142,6 +142,14 @@ sys.exit(1)
     assert len(count.read_text()) == 4 and made.processes[0].restarts == 3
 
 
+def test_waiting_in_vain_counts_however_long_it_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_engine, "_HEALTHY_SECONDS", 0.1)
+    programs = {"server-0": SERVES, "learner-0": "import sys, time; time.sleep(0.3); sys.exit(75)"}
+    made, said = engine(tmp_path, programs, max_restarts=1)
+    assert made.run(termination.Termination()) == 75
+    assert made.processes[1].restarts == 1
+
+
 def test_what_breaks_down_too_often_ends_all(tmp_path):
     programs = {"server-0": SERVES, "learner-0": "import sys; print('no'); sys.exit(1)"}
     made, said = engine(tmp_path, programs, max_restarts=2)

@@ -46,6 +46,8 @@ _NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
 _FALL_SECONDS = 15.0
 # The exit code of a user error: a restart would fail the same way.
 _MISTAKE = 2
+# The exit code of a process that has waited in vain for others.
+_UNAVAILABLE = 75
 
 
 @dataclasses.dataclass
@@ -275,7 +277,8 @@ class LocalEngine:
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
         failed = mistake or failed
         code, name = failed.code or 0, failed.role.name
-        if time.monotonic() - failed.started > _HEALTHY_SECONDS:
+        waited = failed.code == _UNAVAILABLE  # in vain, perhaps for as long
+        if time.monotonic() - failed.started > _HEALTHY_SECONDS and not waited:
             for process in unit:
                 process.failures = 0
         for process in unit:

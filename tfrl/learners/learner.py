@@ -1217,7 +1217,15 @@ class Learner:
             specs = args
             if name[0] == "changing":
                 batches, indices, *others = args
-                specs = *tf.nest.map_structure(_any_rows, (batches, indices)), *others
+                batches = tf.nest.map_structure(_any_rows, batches)
+                # As many rows as the batch has, if there is no minibatch size. Replicas divide it.
+                columns = {m: x.shape[1] for m, x in indices.items()}
+                if not self.replicas.several:
+                    columns = dict.fromkeys(columns)
+                indices = {
+                    m: tf.TensorSpec([None, columns[m]], x.dtype) for m, x in indices.items()
+                }
+                specs = batches, indices, *others
             key = (compile, *name, specs_of(specs))
             if key not in self._compiled:
                 variables = self.variables()

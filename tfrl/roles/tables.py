@@ -383,8 +383,8 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     replay = replay.replace(**changes)
     steps = workflow.rollout_length * workflow.env.num_envs
     replay = in_blocks(replay, workflow.batch_size, steps)
-    if "samples_per_insert" in changes and replay.tolerance is None:
-        # A learner waits until it may sample a whole batch.
+    if "samples_per_insert" in changes and replay.tolerance is None and replay.batches_each > 1:
+        # A learner waits until it may sample the blocks of a whole batch.
         least = float(replay.batches_each * workflow.batch_size)
         replay = replay.replace(tolerance=max(replay.table().error_buffer(), least))
     return replay

@@ -11,6 +11,7 @@ from tests.replay.reverb import helpers
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.stream import MOST_PENDING
+from tfrl.types import Trajectory
 
 
 def made(**options):
@@ -76,3 +77,24 @@ def test_frames_take_no_more_room_than_with_a_bare_writer(name):
     case = dataclasses.replace(replay_reverb.CASES[name], steps=500)
     found = replay_reverb.bytes_per_frame(case)
     assert 50 < found["ours"] <= 1.03 * found["bare"]
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "uniform"])
+def test_a_thread_that_adds_and_samples_does_not_wait_for_itself(kind):
+    """A rollout has more items than the limiter takes before samples."""
+    limits = {"samples_per_insert": 1.0, "min_size": 100, "timeout": 10.0, "capacity": 20_000}
+    buffer = helpers.maker(64, kind=kind, packed=True, **limits).init()
+    specs = helpers.maker(64)
+    zeros = [np.zeros([4, 64, *spec.shape], spec.dtype.as_numpy_dtype)
+             for spec in (specs.obs_spec, specs.action_spec)]  # fmt: skip
+    no = np.zeros([4, 64], np.bool_)
+    rollout = Trajectory(
+        obs=zeros[0], action=zeros[1], reward=np.zeros([4, 64], np.float32), next_obs=zeros[0],
+        termination=no, truncation=no, valid=~no,
+    )  # fmt: skip
+    for step in range(6):
+        buffer.add(rollout)
+        for _ in range(8 if step else 2):
+            buffer.sample(None, 32)
+    assert int(buffer.size()) <= 24 * 64
+    buffer.close()

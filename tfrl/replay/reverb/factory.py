@@ -211,12 +211,12 @@ class ReverbReplay(struct.Struct):
         costs little more than a single one. A batch has one transition of each sampled block,
         drawn uniformly. Above 1 there is one table of kind "uniform", and `packed` is True.
         `min_size`, `capacity` and the limits still count transitions, rounded to blocks;
-        `tolerance` is at least two blocks. None for 1; an `OffPolicyWorkflow` and
-        `distributed_replay` then choose a size.
+        `tolerance` is at least two blocks. None for 1; an `OffPolicyWorkflow` with a server in this
+        process and `distributed_replay` then choose a size.
       batches_per_block: Batches in a row of a dataset that draw from the same sampled blocks, since
         a block is sampled and read whole; at most the transitions of a block. A sampled block then
-        counts as so many samples for `samples_per_insert`. None for 1; an `OffPolicyWorkflow` and
-        `distributed_replay` then choose 4.
+        counts as so many samples for `samples_per_insert`, also in `sample`, which takes one batch
+        of it. None for 1; where a size of blocks is chosen, 4.
       address: "host:port" of a server, or of each of `num_servers`, separated by commas; None for a
         server in this process.
       num_servers: External servers that share capacity, `min_size` and `tolerance`;

@@ -5,6 +5,7 @@ for each environment costs several times as much. Most of the cost of a Reverb i
 on its size: a block of 16 transitions costs little more than a block of 1.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 _SQUEEZED = [True]  # for the one column of a packed item
+# Milliseconds in which a server in this process takes items, unless a limiter holds them back.
+_SOON_MS = 20
 # The most unconfirmed blocks: a collector waits for a limiter with few transitions that it holds.
 _MOST_PENDING_BLOCKS = 8
 # The most transitions and bytes of a block that is chosen, and the batches that draw from it.
@@ -82,6 +85,11 @@ class PackedStream(Outlet):
             tables.setdefault(config.n_step or 1, []).append(config.name)
         self._columns = [(_Steps(replay, packing, n), tables[n]) for n in sorted(tables)]
         self._partial_block = np.empty([0, packing.dtype.itemsize], np.uint8)
+        # Items that a limiter holds back, for a server in this process: the thread that adds a
+        # rollout may be the one whose samples the limiter waits for.
+        self._held: collections.deque[tuple[int, np.ndarray]] = collections.deque()
+        limits = replay.address is None and any(c.limits_inserts for c in replay.table_configs)
+        self._most_held = MOST_PENDING * replay.num_envs // self._size if limits else 0
 
     def add(self, columns: Mapping[str, np.ndarray]) -> None:
         """Adds steps that continue the last ones.
@@ -98,15 +106,41 @@ class PackedStream(Outlet):
 
     def _send(self, made: list[np.ndarray]) -> None:
         """Sends items `[N, bytes]` of each column; of blocks, waiting and new ones in full ones."""
-        for column, ((_, tables), items) in enumerate(zip(self._columns, made, strict=True)):
+        for column, items in enumerate(made):
             if self._size > 1:
                 items = np.concatenate([self._partial_block, items])
                 in_blocks = len(items) // self._size * self._size
                 self._partial_block = items[in_blocks:].copy()
                 items = items[:in_blocks].reshape(-1, self._size * items.shape[1])
-            for item in items:
-                refs = self._writer.Append([None] * column + [item])
-                self.create(tables, [refs[column : column + 1]], _SQUEEZED)
+            self._held.extend((column, item) for item in items)
+        self._send_held()
+
+    def _send_held(self) -> None:
+        """Sends the items that are held; waits for a limiter only with too many.
+
+        If the wait ends with an error, the rest is dropped.
+        """
+        try:
+            self._send_most()
+        except BaseException:
+            self._held.clear()
+            raise
+
+    def _send_most(self) -> None:
+        while self._held:
+            full = self.pending >= self.most_pending and len(self._held) <= self._most_held
+            if full and not super().flush(self.most_pending // 2, _SOON_MS):
+                return
+            column, item = self._held.popleft()
+            refs = self._writer.Append([None] * column + [item])
+            self.create(self._columns[column][1], [refs[column : column + 1]], _SQUEEZED)
+
+    def flush(self, left: int, milliseconds: int) -> bool:
+        """See `Outlet`; also sends what is held."""
+        if left:  # called while items are sent
+            return super().flush(left, milliseconds)
+        self._send_held()
+        return super().flush(0, milliseconds) and not self._held
 
 
 class _Steps:
