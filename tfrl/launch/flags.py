@@ -142,7 +142,7 @@ def strategy_from_flags(
     from tfrl.distribute import make_strategy
 
     # An evaluator may wait for checkpoints without a limit.
-    seconds = flags.FLAGS["wait_seconds"].value if "wait_seconds" in flags.FLAGS else math.inf
+    seconds: Any = flags.FLAGS["wait_seconds"].value if "wait_seconds" in flags.FLAGS else math.inf
     return make_strategy(
         values.strategy,
         tpu=values.tpu,
