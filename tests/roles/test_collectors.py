@@ -888,6 +888,17 @@ def test_processes_of_other_settings_are_refused(part, binding, message):
     server.stop()
 
 
+def test_settings_whose_text_differs_between_processes_are_not_compared():
+    @dataclasses.dataclass
+    class Agent:
+        plain: tuple = (1, ("a", None))
+        functions: tuple = (len, min)
+
+    made = SimpleNamespace(agent=Agent(), rollout_length=8)
+    names = {name.partition(".")[2] for name in tables.shared_settings(made)}
+    assert names == {"plain", "rollout_length"}
+
+
 def test_a_learner_of_another_network_is_refused():
     server = ReverbServer(tables.make_tables(workflow(DQN), 1))
     with pytest.raises(UserError, match=r"the parameters at localhost:\d+, params/q/"):

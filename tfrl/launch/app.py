@@ -51,7 +51,7 @@ def run(
     """
     if not takes_folders:
         import tfrl.launch.flags  # noqa: F401  (defines the common flags)
-    for name in without:
+    for name in set(without) & set(flags.FLAGS):
         delattr(flags.FLAGS, name)
 
     logging.set_verbosity(logging.WARNING)

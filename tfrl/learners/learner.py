@@ -1053,7 +1053,8 @@ class Learner:
             state = self.learner_state
             return train(self, state, batches, minibatches, key, timesteps, jit=jit)[1]
 
-        fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
+        name = "changing", tuple(padded.items())
+        fn = self._compiled_as(compile, name, run, self._specs_of_any_rows)
         return self._call(plan, fn, batches, indices, key, steps)
 
     def update_from_iterator(
@@ -1195,8 +1196,30 @@ class Learner:
 
     # Compiled updates.
 
-    def _compiled_as(self, compile: str, name: Any, run: Callable[..., Any]) -> Any:
-        """`run` in a compile mode; the same object for the same name."""
+    def _specs_of_any_rows(
+        self, batches: Nest, indices: dict[str, tf.Tensor], *others: tf.Tensor
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of an update, as specs of batches of any number of rows."""
+        # Without a minibatch size the indices have as many columns as the batch has rows. Replicas
+        # divide the columns, so their number is known there.
+        rows, several = tf.nest.map_structure(_any_rows, batches), self.replicas.several
+        return (
+            rows,
+            {
+                m: tf.TensorSpec([None, x.shape[1] if several else None], x.dtype)
+                for m, x in indices.items()
+            },
+            *others,
+        )
+
+    def _compiled_as(
+        self,
+        compile: str,
+        name: Any,
+        run: Callable[..., Any],
+        specs_for: Callable[..., tuple[Any, ...]] = lambda *args: args,
+    ) -> Any:
+        """Returns `run` in a compile mode; calls with equal `specs_for(*args)` share a trace."""
         if compile not in ("xla", "graph", "eager"):
             raise UserError(
                 "compile",
@@ -1214,18 +1237,7 @@ class Learner:
             return tf.function(counted_apart(traced), jit_compile=jit, autograph=False)
 
         def call(*args: Any) -> Any:
-            specs = args
-            if name[0] == "changing":
-                batches, indices, *others = args
-                batches = tf.nest.map_structure(_any_rows, batches)
-                # As many rows as the batch has, if there is no minibatch size. Replicas divide it.
-                columns = {m: x.shape[1] for m, x in indices.items()}
-                if not self.replicas.several:
-                    columns = dict.fromkeys(columns)
-                indices = {
-                    m: tf.TensorSpec([None, columns[m]], x.dtype) for m, x in indices.items()
-                }
-                specs = batches, indices, *others
+            specs = specs_for(*args)
             key = (compile, *name, specs_of(specs))
             if key not in self._compiled:
                 variables = self.variables()

@@ -307,7 +307,7 @@ class ReplayCollector(Collector):
         self._buffer.on_wait = self._buffer.connection.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
         # Since the last report.
-        self._episodes: list[tuple[np.ndarray, np.ndarray]] = []  # lengths and returns
+        self._ended: list[tuple[np.ndarray, np.ndarray]] = []  # lengths and returns
         self._played: list[Trajectory] = []  # for observation statistics
         self._statistics_of = tf.function(
             lambda obs, valid: statistics.update(self.form.normalizer, obs, mask=valid),
@@ -330,15 +330,15 @@ class ReplayCollector(Collector):
         if ended.any():
             infos = played.env_extras or {}
             lengths, returns = (infos[name] for name in ("episode_length", "episode_return"))
-            self._episodes.append((np.asarray(lengths)[ended], np.asarray(returns)[ended]))
+            self._ended.append((np.asarray(lengths)[ended], np.asarray(returns)[ended]))
         if self._normalizes:
             self._played.append(played)
 
     def report_more(self) -> None:
         """Reports the episodes and the observation statistics since the last report."""
-        if self._episodes:
-            lengths, returns = map(np.concatenate, zip(*self._episodes, strict=True))
-            self._episodes = []
+        if self._ended:
+            lengths, returns = map(np.concatenate, zip(*self._ended, strict=True))
+            self._ended = []
             row = {
                 "episodes": np.int32(1),
                 "task_id": np.int32(self.task_id),

@@ -258,14 +258,21 @@ def shared_settings(workflow: LearnerWorkflow) -> dict[str, str]:
 
     Nets and tables are compared by their specs. Schedules differ with the budget of a learner.
     """
-    agent, plain = workflow.agent, (bool, int, float, str, tuple, type(None))
+    agent = workflow.agent
     fields = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
     values = {f"{type(agent).__name__}.{f.name}": getattr(agent, f.name) for f in fields}
     names = ["rollout_length"]
     if isinstance(workflow, OffPolicyWorkflow):
         names += ["batch_size", "random_steps", "learning_starts"]
     values.update({f"{type(workflow).__name__}.{n}": getattr(workflow, n) for n in names})
-    return {name: repr(x) for name, x in values.items() if isinstance(x, plain)}
+    return {name: repr(x) for name, x in values.items() if _is_plain(x)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value has the same text in all processes."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def check_settings(address: str, info: Mapping[str, Any], workflow: LearnerWorkflow) -> None:

@@ -247,7 +247,9 @@ def _code_of(fn: Any) -> Any:
 
 def _closed_over(fn: Any) -> Any:
     cells = getattr(fn, "__closure__", None) or ()
-    return tuple(logic_key(cell.cell_contents) for cell in cells)
+    with contextlib.suppress(ValueError):  # a variable that is set later
+        return tuple(logic_key(cell.cell_contents) for cell in cells)
+    return ()
 
 
 def name_of(fn: Any) -> str:

@@ -54,6 +54,26 @@ def test_modules_train_on_their_agents_steps():
         assert any(changed), module_id
 
 
+@pytest.mark.parametrize("minibatch_size", [None, 4])
+def test_episodes_of_any_length_and_equal_learners_share_a_trace(minibatch_size):
+    traced = []
+
+    class Counted(PPO):
+        def prepare_minibatch(self, *args, **kwargs):
+            traced.append(1)
+            return super().prepare_minibatch(*args, **kwargs)
+
+    for _ in range(2):
+        learner = Learner({"left": agent(Counted), "right": agent(Counted)})
+        learner.build()
+        for steps in (6, 7, 9):
+            learner.update_from_episodes(
+                [episode(steps, 3)], minibatch_size=minibatch_size, num_epochs=1, compile="graph"
+            )
+        assert learner.trace_count == 1
+    assert len(traced) == 2  # one for each module
+
+
 def test_agents_of_unknown_modules_are_an_error():
     learner = Learner({"left": agent()})
     learner.build()

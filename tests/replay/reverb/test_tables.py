@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 
 import pytest
 import tensorflow as tf
@@ -10,7 +11,7 @@ from absl.testing import parameterized
 from tests import forked
 from tests.replay.reverb import helpers
 from tfrl.errors import UserError
-from tfrl.replay.reverb import TableConfig
+from tfrl.replay.reverb import TableConfig, tables
 from tfrl.replay.reverb.tables import check_tables
 
 
@@ -270,3 +271,11 @@ class ConfigTest(parameterized.TestCase):
                 helpers.maker().make_tables()
             with pytest.raises(UserError, match="expected the extra 'reverb' to be installed"):
                 helpers.maker().init()
+
+
+def test_a_later_start_has_a_later_number_whatever_the_clock_says():
+    ahead = time.time_ns() + 10**15
+    start = tables.make_start({"replay": 7}, {tables.START: [5, ahead], "replay": [0, 3]}, {})
+    found = {tables.START: start.info}
+    assert tables.starts_of(found, "replay") == [(5, 0), (ahead, 3), (ahead + 1, 7)]
+    assert tables.settings_of(found) == {}

@@ -246,14 +246,12 @@ def _batches(
 
     @tf.autograph.experimental.do_not_convert
     def decode(raw: Any) -> Any:
+        if replay.block > 1:
+            return batches_of_blocks(replay, config, raw.info, raw.data, replay.batches_each)
         return _weighted(config, *_decoded(replay, config, raw), beta)
 
-    raw_batches = _raw_batches(replay, items, config, batch_size)
-    if replay.block == 1:
-        return raw_batches.map(decode)
-    return raw_batches.map(
-        lambda raw: batches_of_blocks(replay, config, raw.info, raw.data, replay.batches_each)
-    ).unbatch()
+    batches = _raw_batches(replay, items, config, batch_size).map(decode)
+    return batches.unbatch() if replay.block > 1 else batches
 
 
 def _raw_batches(

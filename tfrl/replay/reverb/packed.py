@@ -116,22 +116,14 @@ class PackedStream(Outlet):
         self._send_held()
 
     def _send_held(self) -> None:
-        """Sends the items that are held; waits for a limiter only with too many.
-
-        If the wait ends with an error, the rest is dropped.
-        """
-        try:
-            self._send_most()
-        except BaseException:
-            self._held.clear()
-            raise
-
-    def _send_most(self) -> None:
-        while self._held:
-            full = self.pending >= self.most_pending and len(self._held) <= self._most_held
-            if full and not super().flush(self.most_pending // 2, _SOON_MS):
+        """Sends the items that are held; waits for a limiter only with too many."""
+        held, self._held = self._held, collections.deque()  # an error of a wait drops the rest
+        while held:
+            may_stay = self.pending >= self.most_pending and len(held) <= self._most_held
+            if may_stay and not super().flush(self.most_pending // 2, _SOON_MS):
+                self._held = held
                 return
-            column, item = self._held.popleft()
+            column, item = held.popleft()
             refs = self._writer.Append([None] * column + [item])
             self.create(self._columns[column][1], [refs[column : column + 1]], _SQUEEZED)
 

@@ -87,7 +87,8 @@ def make_start(
       settings: The settings that the run's processes share, by name.
     """
     library = reverb()
-    numbers = {START: time.time_ns(), **inserts}
+    now = max([time.time_ns(), *(n + 1 for n in earlier.get(START, ()))])  # whatever the clock says
+    numbers = {START: now, **inserts}
     starts = {name: [*earlier.get(name, ()), n][-_MOST_STARTS:] for name, n in numbers.items()}
     signature = {
         name: tf.TensorSpec([], tf.int64, name=" ".join(map(str, each)))
