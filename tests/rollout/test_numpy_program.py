@@ -1,5 +1,7 @@
 """Tests of programs in NumPy: operations against TensorFlow's own, and what depends on what."""
 
+import warnings
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -123,8 +125,7 @@ class OperationTest(parameterized.TestCase):
     @parameterized.parameters(*CASES)
     def test_it_is_tensorflows(self, name):
         program, x, w = program_of(CASES[name])
-        with np.errstate(all="ignore"):
-            got = program.run(0, [x])
+        got = program.run(0, [x])
         want = CASES[name](tf.constant(x), tf.constant(w))
         graph = (
             tf.function(CASES[name], autograph=False)
@@ -136,6 +137,14 @@ class OperationTest(parameterized.TestCase):
             b = b.numpy()
             self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+
+    def test_it_warns_as_little_as_tensorflow(self):
+        program, x, _ = program_of(lambda x, w: x / tf.zeros_like(x))
+        before = np.geterr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            program.run(0, [x])
+        self.assertEqual(np.geterr(), before)
 
     def test_an_unknown_operation_is_named(self):
         with self.assertRaisesRegex(NotInNumpy, "the operation Conv2D"):

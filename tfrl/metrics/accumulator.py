@@ -53,6 +53,12 @@ class MetricAccumulator:
         total, count = tf.unstack(sums)
         return tf.where(self._sum, total, total / count)
 
+    def result_of(self, sums: np.ndarray) -> np.ndarray:
+        """`result` in NumPy: three eager operations take a quarter of a millisecond."""
+        total, count = sums
+        with np.errstate(invalid="ignore"):
+            return np.where(self._sum, total, total / count)
+
 
 class MoreMetricsError(Exception):
     """A loop was traced with too few slots for metrics."""

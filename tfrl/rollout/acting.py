@@ -133,8 +133,7 @@ class HostPolicy:
         inputs = [obs, () if carry is None else carry]
         if mode == "numpy":
             program: Any = self._program
-            with np.errstate(all="ignore"):  # TensorFlow does not warn of a division by zero
-                action, after, extras = program.run(t, inputs)
+            action, after, extras = program.run(t, inputs)
         else:
             outputs = self._call(mode, self._keys[t], *inputs)
             action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), outputs)

@@ -119,13 +119,19 @@ class StepRows:
         self._length = length
         self._form: Nest = None
         self._columns: list[Any] = []
+        self._only: list[np.ndarray] | None = None  # the column of a single small array
 
     def put(self, t: int, nest: Nest) -> None:
         """Stores step t, which follows the last one."""
-        leaves = [nest] if type(nest) is np.ndarray else leaves_of(nest)
+        if self._only is not None:
+            self._only.append(nest)
+            return
+        leaves = leaves_of(nest)
         if not self._columns:
             self._form = nest
             self._columns = [self._column(np.asarray(x)) for x in leaves]
+            if type(nest) is np.ndarray and type(self._columns[0]) is list:
+                self._only = self._columns[0]
         for column, leaf in zip(self._columns, leaves, strict=True):
             if type(column) is list:
                 column.append(leaf)

@@ -72,7 +72,9 @@ def _matmul(op: tf.Operation) -> Callable[..., Any]:
     names = ("adj_x", "adj_y") if batched else ("transpose_a", "transpose_b")
     left, right = (op.get_attr(n) for n in names)
     if not left and not right:
-        return np.matmul
+        if batched:
+            return np.matmul
+        return np.dot  # half a microsecond less
 
     def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a = np.swapaxes(a, -1, -2) if left else a

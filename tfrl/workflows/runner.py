@@ -364,7 +364,8 @@ class MetricRows:
     def __init__(self, length: int, start: tf.Tensor | None = None):
         """Starts without rows; `start` is the sums of a row without iterations."""
         self.length = length
-        self._start = self.sums = start
+        self._start: Any = start
+        self.sums: Any = start
         self._counters: Any = None
         self.floats: list[np.ndarray] = []
         self.counters: list[np.ndarray] = []
@@ -376,7 +377,7 @@ class MetricRows:
     def end(self, accumulator: MetricAccumulator, number: int) -> None:
         """Ends a row with `number` named metrics; waits for its last call."""
         self.counters.append(self._counters.numpy())
-        self.floats.append(accumulator.result(self.sums).numpy()[:number])
+        self.floats.append(accumulator.result_of(self.sums.numpy())[:number])
         self.sums = self._start
 
 
