@@ -320,7 +320,7 @@ def _recorded(optimizer: Any) -> Iterator[list[tuple[str, tf.Variable, tf.Variab
 # Models as pure functions.
 
 
-class _Draws:
+class _RandomGenerator:
     """Keras' RandomGenerator methods with philox draws from one key."""
 
     def __init__(self, key: tf.Tensor | None):
@@ -496,7 +496,7 @@ class StatelessModel:
                 return keras3.stateless_call(self.model, values, x, training, key)
         variables = [*self.trainable, *self.state]
         current = [TracedValue(v, value) for v, value in zip(variables, values, strict=True)]
-        draws = _Draws(key).methods
+        draws = _RandomGenerator(key).methods
         owners = [(c.variable, c.methods) for c in current]
         owners += [(generator, draws) for generator in self._generators]
         draws_from = getattr(self.model, "draws_from", contextlib.nullcontext)

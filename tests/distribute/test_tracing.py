@@ -9,7 +9,7 @@ import tfrl
 from tests.learners.learner_fakes import Dot, built, column
 from tfrl.agents import RandomAgent
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.evaluation import video
 from tfrl.learners.connectors.columns import RowFunction
 
@@ -39,7 +39,7 @@ class Doubling:
 
 def test_methods_of_many_objects_are_no_retracing(found):
     plain = [tf.function(Doubling().double) for _ in range(5)]
-    apart = [tf.function(counted_apart(Doubling().double)) for _ in range(5)]
+    apart = [tf.function(counted_separately(Doubling().double)) for _ in range(5)]
     assert [float(fn(tf.constant(1.0))) for fn in apart] == [2.0] * 5
     assert found == []
     assert [float(fn(tf.constant(1.0))) for fn in plain] == [2.0] * 5
@@ -47,14 +47,14 @@ def test_methods_of_many_objects_are_no_retracing(found):
 
 
 def test_one_that_does_retrace_is_warned_of(found):
-    fn = tf.function(counted_apart(Doubling().double))
+    fn = tf.function(counted_separately(Doubling().double))
     for n in range(1, 6):
         fn(tf.zeros([n]))
     assert len(found) == 1 and "5 out of the last 5 calls" in found[0]
 
 
 def test_name_and_arguments_are_kept():
-    fn = tf.function(counted_apart(Doubling().double), autograph=False)
+    fn = tf.function(counted_separately(Doubling().double), autograph=False)
     assert float(fn(tf.constant(1.0), times=tf.constant(3.0))) == 3.0
     assert b"_double_" in fn.get_concrete_function(tf.constant(1.0)).name
 

@@ -153,6 +153,8 @@ class Run:
         """Launches it; see `run`."""
         self.kind, self.root, self.gin_file = kind, pathlib.Path(root), gin_file
         self._bindings, self._flags = bindings, flags
+        numbers = [int(x.partition("=")[2]) for x in flags if x.startswith("--learners=")]
+        self._learners = numbers[0] if numbers else 1
         self._deadline = time.monotonic() + bound
         self._output = tempfile.TemporaryFile()
         self.launch()
@@ -218,6 +220,9 @@ class Run:
 
     def _victims(self, binary):
         """The processes of a binary that run now."""
+        if binary == "learn":  # all workers, or none while the launcher restarts them
+            workers = sorted(children(self.launcher.pid, binary))
+            return workers if len(workers) == self._learners else []
         if binary != "variable-server":
             return sorted(children(self.launcher.pid, binary))
         servers = children(self.launcher.pid, "reverb-server")

@@ -212,9 +212,9 @@ def reverb_runs(folder, *names):
 
 def test_learner_steps_of_several_processes_do_not_run_in_the_background(monkeypatch):
     flow = workflow(replay=functools.partial(ReverbReplay, capacity=400))
-    assert flow.acts_ahead
+    assert flow.overlaps_calls
     monkeypatch.setattr(flow, "_worker_group", object())
-    assert not flow.acts_ahead
+    assert not flow.overlaps_calls
 
 
 @pytest.mark.slow

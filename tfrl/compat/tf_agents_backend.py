@@ -21,7 +21,7 @@ from tf_agents.environments.tf_py_environment import TFPyEnvironment
 from tf_agents.environments.wrappers import PyEnvironmentBaseWrapper, TimeLimit
 from tf_agents.trajectories import StepType
 
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.adapters import host_spaces
 from tfrl.envs.adapters.tf_agents_specs import (
     MaskReader,
@@ -265,9 +265,11 @@ class GraphPart(Part):
             for leaf in tf.nest.flatten(self._action_spec)
         ]
         self._dtypes = [leaf.dtype for leaf in leaves]
-        self._reset = tf.function(counted_apart(lambda: _leaves(env.reset())), input_signature=[])
+        self._reset = tf.function(
+            counted_separately(lambda: _leaves(env.reset())), input_signature=[]
+        )
         self._step = tf.function(
-            counted_apart(
+            counted_separately(
                 lambda *own: _leaves(env.step(tf.nest.pack_sequence_as(self._action_spec, own)))
             ),
             input_signature=leaves,

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 
 Nest = Any
 
@@ -98,7 +98,9 @@ class Replicas:
             results.append(result)
             return [x for x in tf.nest.flatten(result) if _is_value(x)]
 
-        outputs = iter(tf.function(counted_apart(flat), autograph=False)(*tf.nest.flatten(args)))
+        outputs = iter(
+            tf.function(counted_separately(flat), autograph=False)(*tf.nest.flatten(args))
+        )
         leaves = [next(outputs) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
@@ -111,7 +113,7 @@ class Replicas:
         if not self.outside:
             return self.gather(nest)
         if self._gather is None:
-            self._gather = tf.function(counted_apart(self._gather_leaves), autograph=False)
+            self._gather = tf.function(counted_separately(self._gather_leaves), autograph=False)
         return tf.nest.pack_sequence_as(nest, self._gather(*tf.nest.flatten(nest)))
 
     def _gather_leaves(self, *leaves: tf.Tensor) -> list[tf.Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def counted_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
+def counted_separately(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a copy of a function whose traces TensorFlow counts separately.
 
     TensorFlow warns if most of the last calls of a function were traces. It identifies functions by

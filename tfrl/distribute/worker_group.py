@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.workers import workers_of
 
 # Bytes of each worker per transfer.
@@ -47,9 +47,11 @@ class WorkerGroup:
         self.num_workers: int = self._workers.count
         self.index: int = self._workers.index
         signature = [tf.TensorSpec([self.num_workers, 2], tf.int64)]
-        total = counted_apart(self._sum_over_workers)
+        total = counted_separately(self._sum_over_workers)
         self._sum = tf.function(total, input_signature=signature, autograph=False)
-        self._sum_of_bytes = tf.function(counted_apart(self._sum_over_workers), autograph=False)
+        self._sum_of_bytes = tf.function(
+            counted_separately(self._sum_over_workers), autograph=False
+        )
 
     @property
     def is_chief(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.distributions.factory import make_distribution, masks_by_path
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.envs.checker_values import (
@@ -490,7 +490,7 @@ def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, act
 
 def _compiled_step(env: Env, state: EnvState, action: Nest) -> Any:
     """Returns the step as a tf.function, after a check that it compiles."""
-    step = tf.function(counted_apart(env.step), autograph=False)
+    step = tf.function(counted_separately(env.step), autograph=False)
     try:
         step(state, action)
     except Exception as error:  # user code may raise anything while traced

@@ -86,7 +86,7 @@ def check_host(
     if not env.backend.clips_actions:
         note_unbounded(f"action_spec of {env.backend.name}", env.action_spec)
     with _watched(env) as backend:
-        player = _Player(env, backend)
+        player = _EpisodeChecker(env, backend)
         start = player.reset(seed)
         played = player.play(start, steps, np.random.default_rng(seed), seconds)
     check_same("reset", _state_fields(start), _state_fields(env.reset(seed)))
@@ -136,7 +136,7 @@ def _watched(env: HostEnv) -> Iterator[_Watched]:
         env.backend = backend
 
 
-class _Player:
+class _EpisodeChecker:
     """Plays episodes, and checks every result."""
 
     def __init__(self, env: HostEnv, backend: _Watched):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.multi_agent import AGENT_FLAGS, MultiAgentEnv, agent_ids
 from tfrl.envs.wrappers.base import RewardWrapper
@@ -142,7 +142,7 @@ class Contract:
 
     def _odds_of_first(self) -> np.ndarray:
         """An upper bound of the probability [B] of each row's first start, from more resets."""
-        reset = tf.function(counted_apart(self.env.reset), autograph=False)
+        reset = tf.function(counted_separately(self.env.reset), autograph=False)
         stream = seeding.stream(self.key, "starts")
         same = np.zeros(len(self.first))
         for i in range(NUM_STARTS):

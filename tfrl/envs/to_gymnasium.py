@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from tfrl import checks, seeding, specs
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.envs.host_env import HostEnv, task_name
@@ -72,7 +72,7 @@ def as_gymnasium(
     return GymnasiumVectorEnv(env, render_mode) if vector else GymnasiumEnv(env, render_mode)
 
 
-class _Player:
+class _EnvStepper:
     """Steps an environment with NumPy inputs and outputs, and holds its state."""
 
     def __init__(self, env: Env):
@@ -184,7 +184,7 @@ def _numbers(name: str, leaf: Any) -> np.ndarray:
 
 
 def _compiled(fn: Callable[..., Any]) -> Any:
-    return tf.function(counted_apart(fn), autograph=False)
+    return tf.function(counted_separately(fn), autograph=False)
 
 
 def _info(state: EnvState) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class GymnasiumEnv(gymnasium.Env):
 
     def __init__(self, env: Env, render_mode: str | None = None):
         """Takes an environment of one row."""
-        self._player = _Player(env)
+        self._player = _EnvStepper(env)
         self.observation_space, self.action_space = self._player.spaces
         self.metadata = self._player.metadata
         self.render_mode = render_mode
@@ -248,7 +248,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
 
     def __init__(self, env: Env, render_mode: str | None = None):
         """Takes the environments."""
-        self._player = _Player(env)
+        self._player = _EnvStepper(env)
         self.num_envs = env.num_envs
         self.single_observation_space, self.single_action_space = self._player.spaces
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

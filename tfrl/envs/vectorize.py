@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env, carrying
 from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
@@ -116,7 +116,7 @@ class Vectorized(Env):
 @functools.lru_cache(maxsize=64)
 def _compiled(env: Vectorized, method: str) -> Any:
     """The traced method; otherwise every eager call would retrace vectorized_map."""
-    return tf.function(counted_apart(getattr(env, method)), autograph=False)
+    return tf.function(counted_separately(getattr(env, method)), autograph=False)
 
 
 def _single(state: EnvState) -> EnvState:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env
 from tfrl.envs.env_calls import LOST
 from tfrl.envs.host import on_host
@@ -203,7 +203,7 @@ def compiled(fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
     if mode == "auto":
         accelerators = {d.device_type for d in tf.config.list_logical_devices()} & {"GPU", "TPU"}
         mode = "xla" if accelerators else "graph"
-    return tf.function(counted_apart(fn), jit_compile=mode == "xla", autograph=False)
+    return tf.function(counted_separately(fn), jit_compile=mode == "xla", autograph=False)
 
 
 @dataclasses.dataclass(frozen=True)

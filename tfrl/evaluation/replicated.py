@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfrl import seeding
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.evaluation.evaluator import Evaluator, compiled
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.traces import logic_key, traces_of
@@ -45,4 +45,4 @@ def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
 
     if mode == "eager":
         return everywhere
-    return tf.function(counted_apart(everywhere), autograph=False)
+    return tf.function(counted_separately(everywhere), autograph=False)

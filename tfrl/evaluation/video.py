@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, extras, seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv, task_name
@@ -176,7 +176,9 @@ def record_video(
         env = env.copy(num_envs=1, render=True, autoreset=Autoreset.DISABLED)
     env = _without_autoreset(env)
     try:
-        player = _Player(env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames)
+        player = _FrameRecorder(
+            env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames
+        )
         frames = write_video(path, _shown(player.play(key, episodes), preview), fps)
         scene = path.with_suffix(".html") if player.states else None
         if scene is not None:
@@ -260,8 +262,8 @@ class _DeviceSteps:
         self._agent_state = struct.values(agent_state)
         self._action_fn = action_fn
         self._limit = limit
-        self._start = tf.function(counted_apart(self._first), autograph=False)
-        self._step = tf.function(counted_apart(self._next), autograph=False)
+        self._start = tf.function(counted_separately(self._first), autograph=False)
+        self._step = tf.function(counted_separately(self._next), autograph=False)
 
     def begin(self, reset_key: tf.Tensor, step_key: tf.Tensor) -> EnvState:
         """Resets the environments."""
@@ -308,7 +310,7 @@ class _HostSteps:
         return self._player.state
 
 
-class _Player:
+class _FrameRecorder:
     """Yields frames, and sums up the episodes on the way."""
 
     def __init__(

@@ -77,7 +77,7 @@ def run(options: studies.StudyOptions, space: SearchSpace, values: common_flags.
             choose(values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus),
             str(folder),
         )
-        report = _Reports(trial, assembled.eval_interval)
+        report = _ReportEvaluations(trial, assembled.eval_interval)
         report.repeat(folder)
         code = api.start(
             assembled.replace(video=False),
@@ -132,7 +132,7 @@ def _choose(study: Any, trial: Any, space: SearchSpace) -> dict[str, Any]:
         raise
 
 
-class _Reports(Callback):
+class _ReportEvaluations(Callback):
     """Reports every evaluation to the study, and ends a pruned trial.
 
     The step of a report is the number of the evaluation, since env steps depend on rollout lengths.

@@ -15,7 +15,7 @@ LENGTHS = "seq_lens"
 # Items with one row per sequence: the initial state of a recurrent network.
 PER_SEQUENCE = ("state_in",)
 # The leaves that mark valid rows.
-MASKS = ("mask", "loss_mask")
+MASK_FIELDS = ("mask", "loss_mask")
 
 
 def as_sequences(
@@ -283,7 +283,7 @@ def take(batch: Nest, index: tf.Tensor, *, padded: bool) -> Nest:
         return struct.take(batch, index)
     real = index >= 0
     rows = struct.take(batch, tf.maximum(index, 0))
-    changed = {m: _and(field(rows, m), real) for m in MASKS if field(rows, m) is not None}
+    changed = {m: _and(field(rows, m), real) for m in MASK_FIELDS if field(rows, m) is not None}
     lengths = field(rows, LENGTHS)
     if lengths is not None:
         changed[LENGTHS] = tf.where(real, lengths, tf.zeros_like(lengths))
@@ -334,7 +334,7 @@ def counted(batch: Nest) -> tf.Tensor | None:
     Returns:
       [N] or [B, T]: bool, or the product of numeric masks.
     """
-    masks = [field(batch, name) for name in MASKS]
+    masks = [field(batch, name) for name in MASK_FIELDS]
     counts = None
     for mask in [*masks, _within_lengths(batch)]:
         if mask is not None:

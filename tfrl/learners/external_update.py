@@ -20,7 +20,7 @@ def partition(
     return own, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
-def trains_itself(module: object) -> bool:
+def has_external_update(module: object) -> bool:
     """Whether all updates of an agent or a module are external."""
     updates = getattr(module, "updates", ())
     return bool(updates) and all(isinstance(u, ExternalUpdate) for u in updates)

@@ -18,13 +18,13 @@ from typing_extensions import Self
 from tfrl import checks, seeding, struct
 from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
-from tfrl.learners.external_update import trains_itself
+from tfrl.learners.external_update import has_external_update
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
 from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
@@ -815,7 +815,7 @@ class Learner:
     def check_pure(self) -> None:
         """Raises an error if a train step on a state of tensors would change variables."""
         changed = self.replaced_in_place()
-        changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
+        changed += [f"module {m!r}" for m, x in self.modules.items() if has_external_update(x)]
         if changed:
             raise UserError(
                 "a train step of a state of tensors",
@@ -1234,7 +1234,7 @@ class Learner:
 
         def make() -> Any:
             traced = run if jit else never_in_xla(run)
-            return tf.function(counted_apart(traced), jit_compile=jit, autograph=False)
+            return tf.function(counted_separately(traced), jit_compile=jit, autograph=False)
 
         def call(*args: Any) -> Any:
             specs = specs_for(*args)

@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.linalg import _umath_linalg  # type: ignore[attr-defined]
 
 from tfrl import seeding, tf_private
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.nest_packing import builder, leaves_of
 from tfrl.rollout.numpy_ops import IN_TUPLES, OPS
 from tfrl.types import Nest
@@ -171,7 +171,7 @@ class NumpyProgram:
             keys = seeding.split(key, length)
             return tf.map_fn(lambda key: tuple(one(key)), keys, fn_output_signature=tuple(dtypes))
 
-        return tf.function(counted_apart(all_keys), autograph=False, jit_compile=True)
+        return tf.function(counted_separately(all_keys), autograph=False, jit_compile=True)
 
     def _slot(self, ref: Any) -> int:
         if ref not in self._slots:

@@ -50,7 +50,7 @@ class Policy:
         self._observations = ObsReader(self.obs_spec)
         self._bounds = [_bounds(spec) for spec in tf.nest.flatten(self.action_spec)]
         self._pack_action = builder(tf.nest.map_structure(lambda _: 0, self.action_spec))
-        self._players: dict[tuple[int, bool], _Player] = {}
+        self._players: dict[tuple[int, bool], _BatchPolicy] = {}
 
     def predict(
         self,
@@ -104,10 +104,10 @@ class Policy:
             return None
         return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), carry)
 
-    def _player(self, size: int, deterministic: bool) -> "_Player":
+    def _player(self, size: int, deterministic: bool) -> "_BatchPolicy":
         if len(self._players) >= _MOST_SIZES:
             del self._players[next(iter(self._players))]
-        player = _Player(self._agent, self._agent_state, size, deterministic)
+        player = _BatchPolicy(self._agent, self._agent_state, size, deterministic)
         self._players[size, deterministic] = player
         return player
 
@@ -116,7 +116,7 @@ class Policy:
         return seeding.fold_in(self._key, self._draws)
 
 
-class _Player:
+class _BatchPolicy:
     """Acts for one batch size."""
 
     def __init__(self, agent: ActingAgent, agent_state: Nest, size: int, deterministic: bool):

@@ -10,12 +10,12 @@ from tfrl import keras, struct
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners import Learner
-from tfrl.learners.external_update import trains_itself as updates_itself
+from tfrl.learners.external_update import has_external_update
 from tfrl.learners.modules import Module
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_optimizer
 from tfrl.learners.parameters import ParamDict, group_variables
 from tfrl.tasks.samples import Samples
-from tfrl.tasks.task import CallForms, RLTask, call_forms, check_trainable, trains_itself
+from tfrl.tasks.task import CallForms, RLTask, call_forms, check_trainable, has_own_train_model
 from tfrl.tasks.training_state import TrainingState
 from tfrl.types import AgentState, Nest
 
@@ -79,7 +79,7 @@ class TaskModule(Module):
     @property
     def updates(self) -> tuple[Any, ...]:
         """One update: by `compute_loss` and a gradient, or by `train_model`."""
-        if trains_itself(self.task):
+        if has_own_train_model(self.task):
             return (ExternalUpdate(name="train_model", step=self._train_model),)
         return (Update(name=DEFAULT_OPTIMIZER, groups=(_GROUP,), loss=self.update_loss),)
 
@@ -161,7 +161,7 @@ class TaskLearner(Learner):
             self._progress.state = None
         metrics = results[self._module_id]
         row = {"loss": metrics["loss"], "finite": tf.equal(metrics["skipped_steps"], 0.0)}
-        if updates_itself(self.module):
+        if has_external_update(self.module):
             taken = ("loss", "skipped_steps", "gradient_steps")
             own = {n: x for n, x in metrics.items() if n not in taken and "nonfinite/" not in n}
             return {**own, **row}
@@ -185,7 +185,7 @@ class TaskLearner(Learner):
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers the task's optimizer, with the task's learning rate."""
-        if updates_itself(self.module):
+        if has_external_update(self.module):
             return
         optimizer = self._task.get_optimizer()
         check_optimizer(f"get_optimizer of {module_id}", optimizer)
@@ -258,7 +258,7 @@ def _checked_model(task: RLTask) -> Any:
             remedy="Add an Input, or call the model once on a batch of observations.",
         )
     compiled = keras.is_model(model) and getattr(model, "optimizer", None) is not None
-    if trains_itself(task) and compiled:
+    if has_own_train_model(task) and compiled:
         # The slots of its optimizer would be neither saved nor restored.
         raise UserError(
             thing,

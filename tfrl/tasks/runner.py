@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
 from tfrl.learners.reports import mean_of
 from tfrl.storage.checkpoint_format import check_fits
@@ -72,7 +72,9 @@ class TaskRunner(Runner):
         self._train: Any = self.learner.train
         if compile != "eager":
             jit = compile == "xla" or None
-            self._train = tf.function(counted_apart(self._train), jit_compile=jit, autograph=False)
+            self._train = tf.function(
+                counted_separately(self._train), jit_compile=jit, autograph=False
+            )
         self.returns = EpisodeReturns()
         self._rng = np.random.Generator(np.random.PCG64(0))
         self._replay = MultiReplaySamples(

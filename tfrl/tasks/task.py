@@ -519,7 +519,7 @@ def _fits(signature: inspect.Signature, arguments: str) -> bool:
     return True
 
 
-def trains_itself(task: RLTask) -> bool:
+def has_own_train_model(task: RLTask) -> bool:
     """Whether a task defines `train_model`."""
     return type(task).train_model is not RLTask.train_model
 
@@ -527,7 +527,7 @@ def trains_itself(task: RLTask) -> bool:
 def check_trainable(task: RLTask) -> None:
     """Raises a UserError for a task that lacks one of the methods that training calls."""
     for name in TRAINED_BY:
-        if name == "compute_loss" and trains_itself(task):
+        if name == "compute_loss" and has_own_train_model(task):
             continue
         if name not in vars(task) and getattr(type(task), name) is getattr(RLTask, name):
             raise _undefined(task, name)

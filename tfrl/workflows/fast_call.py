@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import tf_private
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.xla import never_in_xla
 
 
@@ -43,7 +43,7 @@ class FastCall:
 
     def _make(self) -> Any:
         traced = self._fn if self._jit else never_in_xla(self._fn)
-        return tf.function(counted_apart(traced), autograph=False, jit_compile=self._jit)
+        return tf.function(counted_separately(traced), autograph=False, jit_compile=self._jit)
 
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls the function; the tensors must have the shapes of the first call."""

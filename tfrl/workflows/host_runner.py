@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.errors import UserError
 from tfrl.learning import leaves
@@ -82,7 +82,7 @@ class HostIterating(Iterating, Protocol):
     rollout_length: int
 
     @property
-    def acts_ahead(self) -> bool:
+    def overlaps_calls(self) -> bool:
         """Whether the call runs in the background of the next rollout."""
 
     @property
@@ -131,7 +131,7 @@ class HostRunner(Runner):
         """
         super().__init__(workflow, traces, iterations)
         self.experience = experience
-        self._executor = AsyncExecutor() if self._workflow.acts_ahead else None
+        self._executor = AsyncExecutor() if self._workflow.overlaps_calls else None
         self._calls: dict[str, CompiledLearnerCall] = {}
         # The iteration count (a tensor) and the phase of the queued inputs.
         self._of: tuple[Any, str] = (None, "")
@@ -262,7 +262,7 @@ class CompiledLearnerCall:
         self._runner, self._workflow, self._phase = runner, workflow, run_stages.phase
         self._how = (run_stages.phase.name, *sorted(run_stages.modes.items()))
         self._modes, self._seconds = run_stages.modes, run_stages.seconds
-        self._lag = int(workflow.acts_ahead)
+        self._lag = int(workflow.overlaps_calls)
         self._length = workflow.rollout_length
         self._policies = workflow.rollout_source.policies(random=run_stages.phase.random)
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
@@ -362,7 +362,7 @@ class CompiledLearnerCall:
         if not self._reads:
             return self._after_rollout(form, (), *arguments)
         batches = self._experience.batches()
-        compiled = counted_apart(lambda *args: self._after_rollout(form, *args))
+        compiled = counted_separately(lambda *args: self._after_rollout(form, *args))
         return tf.function(compiled, jit_compile=True, autograph=False)(batches, *arguments)
 
     def _after_reading(self, form: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfrl import checks, seeding, specs, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv, task_name
@@ -29,7 +29,7 @@ from tfrl.learners import (
     Learner,
     ModuleConfig,
 )
-from tfrl.learners.external_update import trains_itself
+from tfrl.learners.external_update import has_external_update
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import (
@@ -166,7 +166,7 @@ class LearnerWorkflow(Workflow):
         self.modules: dict[str, Agent] = own_modules or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        own = all(map(trains_itself, self.modules.values()))  # by an external optimizer
+        own = all(map(has_external_update, self.modules.values()))  # by an external optimizer
         self.learner_config = learner_config or (ModuleConfig() if own else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)
@@ -216,7 +216,7 @@ class LearnerWorkflow(Workflow):
         return HostSource(self) if isinstance(self.env, HostEnv) else DeviceSource(self)
 
     @property
-    def acts_ahead(self) -> bool:
+    def overlaps_calls(self) -> bool:
         """Whether learner steps run in the background of the next rollout.
 
         Not in several processes: their collectives must have one order.
@@ -758,7 +758,7 @@ class LearnerWorkflow(Workflow):
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
         """`process_rollout` as a compiled function."""
-        return tf.function(counted_apart(self.process_rollout), autograph=False)
+        return tf.function(counted_separately(self.process_rollout), autograph=False)
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether an XLA update takes everything after a rollout into its program."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.checks import boolean, number
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
@@ -648,7 +648,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return out, sample
 
         def make() -> Any:
-            return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
+            return tf.function(
+                counted_separately(played_and_stored), jit_compile=True, autograph=False
+            )
 
         run_stages: Any = stages.current()
         return run_stages.once("rollout and replay", make)(leaves.carried(form), play_key, key)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
@@ -113,7 +113,7 @@ class Runner:
     def once(self, state: State, name: Hashable, fn: Callable[[], Any]) -> Any:
         """Returns a compiled function without arguments over the variables of a state."""
         if name not in self._loops:
-            make = functools.partial(tf.function, counted_apart(fn), autograph=False)
+            make = functools.partial(tf.function, counted_separately(fn), autograph=False)
             self._loops[name] = self.bind(state, name, make, ())
         return self._loops[name]
 
@@ -183,7 +183,7 @@ class Runner:
                 return self.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
 
             fn: Any = run if fused else never_in_xla(run)
-            return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
+            return tf.function(counted_separately(fn), jit_compile=fused, autograph=False)
 
         try:
             bound: Callable[..., Any] = self.bind(state, name, make, args)

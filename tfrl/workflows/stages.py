@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import tf_private
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
 from tfrl.traces import logic_key
 from tfrl.types import Nest
@@ -75,14 +75,14 @@ class CompiledStage:
         if mode == "eager":
             return self._fn
         if "graph" not in self._compiled:
-            self._compiled["graph"] = tf.function(counted_apart(self._fn), autograph=False)
+            self._compiled["graph"] = tf.function(counted_separately(self._fn), autograph=False)
         if mode not in self._compiled and self._xla is not None:
-            self._compiled[mode] = tf.function(counted_apart(self._xla), autograph=False)
+            self._compiled[mode] = tf.function(counted_separately(self._xla), autograph=False)
         elif mode not in self._compiled:
             # Wraps the graph function, so that the Python function is traced once for both.
             graph = self._compiled["graph"]
             self._compiled[mode] = tf.function(
-                counted_apart(lambda *args: graph(*args)), jit_compile=True, autograph=False
+                counted_separately(lambda *args: graph(*args)), jit_compile=True, autograph=False
             )
         return self._compiled[mode]
 

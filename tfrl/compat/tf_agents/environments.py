@@ -14,7 +14,7 @@ from tfrl import seeding
 from tfrl.compat.tf_agents import specs, trajectories
 from tfrl.compat.tf_agents.players import Player, as_tensors, check_reward, make_player
 from tfrl.compat.tf_agents.trajectories import time_step, time_step_spec
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.adapters import host_spaces
 from tfrl.envs.core import Autoreset, Env, Wrapper, carrying
 from tfrl.envs.host import on_host
@@ -148,13 +148,13 @@ class GraphEnvironment(TFEnvironment):
         with tf.init_scope():
             self._key = tf.Variable(seeding.key(seed), trainable=False, name="key")
             self._resets = tf.Variable(0, trainable=False, dtype=tf.int64, name="resets")
-            begun = tf.function(counted_apart(self._begun), autograph=False)()
+            begun = tf.function(counted_separately(self._begun), autograph=False)()
             self._shape = begun
             self._variables = [
                 tf.Variable(leaf, trainable=False, name="state") for leaf in tf.nest.flatten(begun)
             ]
-        self._reset_fn = tf.function(counted_apart(self._restart), autograph=False)
-        self._step_fn = tf.function(counted_apart(self._go_on), autograph=False)
+        self._reset_fn = tf.function(counted_separately(self._restart), autograph=False)
+        self._step_fn = tf.function(counted_separately(self._go_on), autograph=False)
 
     @property
     def max_episode_steps(self) -> int | None:

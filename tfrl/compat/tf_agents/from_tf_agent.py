@@ -27,7 +27,7 @@ from tfrl.compat.tf_agents.from_tf_agent_calls import (
 )
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, tell_limits, undecorated
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from, unchecked
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
@@ -155,7 +155,7 @@ class TFAgentModule(Agent):
             return function(state, *args)
         traced = self.logic.traced
         if name not in traced:
-            traced[name] = tf.function(counted_apart(function), autograph=False)
+            traced[name] = tf.function(counted_separately(function), autograph=False)
         return traced[name](tf.nest.map_structure(tf.convert_to_tensor, state), *args)
 
     def compute_actions(

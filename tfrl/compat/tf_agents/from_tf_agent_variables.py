@@ -264,7 +264,7 @@ def _as_state(names: dict[str, tf.Variable]) -> AgentState:
     )
 
 
-class _Draws:
+class _StatelessRandomOps:
     """The functions of `tf_private.random_ops`, with equal arguments; seeds are ignored."""
 
     def __init__(self, key: tf.Tensor):
@@ -344,7 +344,7 @@ class _Draws:
         return tf.random.stateless_poisson(full_shape, self._next(), rate, dtype=dtype)
 
 
-_NAMES = [name for name in vars(_Draws) if not name.startswith("_")]
+_NAMES = [name for name in vars(_StatelessRandomOps) if not name.startswith("_")]
 
 
 @contextlib.contextmanager
@@ -356,7 +356,7 @@ def drawn_from(key: tf.Tensor) -> Iterator[None]:
     Args:
       key: int32 [2].
     """
-    draws, me = _Draws(key), threading.get_ident()
+    draws, me = _StatelessRandomOps(key), threading.get_ident()
 
     def here(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
         mine = getattr(draws, name)

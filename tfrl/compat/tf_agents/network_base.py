@@ -123,7 +123,7 @@ def floats(spec: Nest) -> Nest:
 Params = dict[str, Any]
 
 
-class _Model(keras.api.Model):
+class _NetworkModel(keras.api.Model):
     """A TF-Agents network as a Keras model of (observation, step_type, network_state)."""
 
     def __init__(self, network: Any):
@@ -168,7 +168,9 @@ class TFAgentsNetwork(networks.Network):
         """Makes the network once."""
         arguments = (self.make_network, self.spec, self.action_spec)
         inputs = _input_spec(make(*arguments), self.spec)
-        self.model = networks.KerasNetwork(model_fn=lambda: _Model(make(*arguments)), spec=inputs)
+        self.model = networks.KerasNetwork(
+            model_fn=lambda: _NetworkModel(make(*arguments)), spec=inputs
+        )
         if self.recurrent:
             self._check_memory()
 
@@ -297,7 +299,7 @@ def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nes
     """
     with tf.init_scope():
         network = make(make_network, spec, action_spec)
-        output, _ = _Model(network)(specs.zeros(_input_spec(network, spec), (1,)))
+        output, _ = _NetworkModel(network)(specs.zeros(_input_spec(network, spec), (1,)))
     return tf.nest.map_structure(lambda y: tf.TensorSpec(y.shape[1:], y.dtype), output)
 
 

@@ -9,7 +9,7 @@ from tf_agents.trajectories import TimeStep
 
 from tfrl import seeding
 from tfrl.compat.tf_agents.trajectories import time_step
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, carrying
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
@@ -76,10 +76,12 @@ class DevicePlayer(Player):
         super().__init__(env, seed, discount)
         self._state: Any = None
         self._reset = tf.function(
-            counted_apart(lambda key: self._outputs(env.reset(key))), autograph=False
+            counted_separately(lambda key: self._outputs(env.reset(key))), autograph=False
         )
         self._step = tf.function(
-            counted_apart(lambda inner, action: self._outputs(env.step(carrying(inner), action))),
+            counted_separately(
+                lambda inner, action: self._outputs(env.step(carrying(inner), action))
+            ),
             autograph=False,
         )
 

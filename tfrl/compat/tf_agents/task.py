@@ -101,7 +101,7 @@ class TFAgentTask(RLTask):
 
     def get_model(self) -> tf.Module:
         """Creates the agent's values; they follow from the global seeds."""
-        return _Model(self.agent)
+        return _AgentVariables(self.agent)
 
     def get_actions(self, model: Any, states: Nest, optimal: bool) -> Any:
         """Acts by the collect policy, or by the greedy policy if `optimal`."""
@@ -115,7 +115,7 @@ class TFAgentTask(RLTask):
         return self.agent.train(model.state(), rows, model.next_key())
 
 
-class _Model(tf.Module):
+class _AgentVariables(tf.Module):
     """The values of a TFAgent as variables."""
 
     def __init__(self, agent: TFAgentModule):

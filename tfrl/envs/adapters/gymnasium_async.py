@@ -326,7 +326,7 @@ def work(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    reports: Any = _Reports(error_queue, getattr(factory.fn, "name", "the environments"))
+    reports: Any = _ErrorQueue(error_queue, getattr(factory.fn, "name", "the environments"))
     common = (index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
     # Gymnasium 1.4 adds an optional step limit, which is unused here.
     unlimited = [None] * (len(inspect.signature(_async_worker).parameters) - len(common))
@@ -340,7 +340,7 @@ def work(
         pipe.send((None, False))
 
 
-class _Reports:
+class _ErrorQueue:
     """Queues errors as text, as some exceptions cannot be pickled or rebuilt."""
 
     def __init__(self, queue: Any, name: str):

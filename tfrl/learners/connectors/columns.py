@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.tracing import counted_separately
 from tfrl.episodes import DEFAULT_MODULE_ID, lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.connector import MODULES_TO_TRAIN, Connector
@@ -49,7 +49,7 @@ class RowFunction:
         longest = tuple(map(padded_size, sizes))
         if longest not in self._compiled:
             # One function per size, since TensorFlow warns of several traces of one function.
-            self._compiled[longest] = tf.function(counted_apart(self._fn))
+            self._compiled[longest] = tf.function(counted_separately(self._fn))
         result = self._compiled[longest](struct.values(state), padded)
         return tf.nest.map_structure(lambda x: x.numpy()[tuple(map(slice, sizes))], result)
 

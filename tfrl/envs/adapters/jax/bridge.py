@@ -234,7 +234,7 @@ def _with_info(name: str, method: str, fn: Callable[..., Any], size: int, *args:
     return result if len(result) == size else (*result, {})
 
 
-class _Layout:
+class _StateConverter:
     """Converts JAX's state to a tuple of arrays for TensorFlow and checkpoints, and back.
 
     Keys become their data, and unsigned words int32, which every operation supports.
@@ -277,7 +277,7 @@ class _Layout:
 class _Converted:
     """The TensorFlow functions of a batch."""
 
-    layout: _Layout
+    layout: _StateConverter
     reset: Any
     step: Any
 
@@ -302,7 +302,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
         lambda s: jax.ShapeDtypeStruct((num_envs, *s.shape), s.dtype.as_numpy_dtype),
         task.action_spec,
     )
-    layout = _Layout(reset_shapes[0])
+    layout = _StateConverter(reset_shapes[0])
     info: dict[str, Any] = {}  # zeros like a step's info, filled when step is traced
 
     def step(leaves: Any, action: Any) -> Any:
