@@ -23,7 +23,9 @@ def test_the_verdict():
         assert len(roles.problems(outcome(summary={**value, "env_steps": 100}), 475.0)) == 1
     assert roles.problems(outcome(faults=2)) == ["1 lines about 2 faults"]
     assert roles.problems(outcome(kind="stop:learn", output="")) == []
-    assert roles.problems(outcome(env_steps=[100, 50, 100])) == ["env steps are counted twice"]
+    assert roles.problems(outcome(env_steps=[100, 50, 100])) == [
+        "env steps are counted twice: [(100, 50)]"
+    ]
     assert roles.problems(outcome(summary={})) == ["env steps [100], in the summary None"]
     none = outcome(faults=0, code=75, left=["python"])
     assert roles.problems(none) == [

@@ -135,6 +135,7 @@ REFUSED = {
     "beside": ({"root_dir": "/runs/../tmp"}, {}, "a folder of the pod's own disk"),
     "no_volume": ({}, {"volume": None}, "expected a folder of --volume, or gs://bucket/folder"),
     "volume": ({}, {"volume": "runs"}, "--volume=runs: expected CLAIM:/folder"),
+    "claim": ({}, {"volume": "Claim_1:/runs"}, "--volume=Claim_1:/runs: expected CLAIM:/folder"),
     "whole_volume": ({}, {"volume": "claim:/"}, "--volume=claim:/: expected CLAIM:/folder"),
     "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
     "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),

@@ -323,12 +323,14 @@ def _failure_rules(kind: str) -> list[dict[str, Any]]:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    if not claim or not folder.startswith("/") or not folder.strip("/"):
+    named = re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", claim)
+    if not named or not folder.startswith("/") or not folder.strip("/"):
         raise UserError(
             f"--volume={volume}",
             expected="CLAIM:/folder, a folder below /",
             got=volume,
-            remedy="CLAIM is the name of a persistent volume claim of the namespace.",
+            remedy="CLAIM is the name of a persistent volume claim of the namespace: lower-case "
+            "letters, digits, - and .",
         )
     return claim, pathlib.PurePosixPath(folder)
 
