@@ -181,8 +181,10 @@ def _collect(nest: Nest, leaves: list[Any]) -> None:
         for part in nest:
             _collect(part, leaves)
     elif hasattr(kind, "_tfrl_layout"):
-        for part in struct.parts_of(nest).values():
-            _collect(part, leaves)
+        for name in kind._tfrl_layout.dynamic:
+            part = getattr(nest, name)
+            if part is not None:
+                _collect(part, leaves)
     else:
         leaves.extend(tf.nest.flatten(nest))
 
@@ -241,28 +243,26 @@ def collector(spec: Nest, name: str) -> Callable[[Nest, list[Any]], None]:
 
 
 def _plain(form: Nest) -> bool:
-    """Whether a nest has only dicts, tuples, lists and the library's structs."""
+    """Whether a nest has only dicts, tuples and lists."""
     if type(form) is dict:
         return all(_plain(x) for x in form.values())
     if type(form) in (tuple, list):
         return all(_plain(x) for x in form)
-    if hasattr(type(form), "_tfrl_layout"):
-        return all(_plain(x) for x in struct.parts_of(form).values())
     return not tf.nest.is_nested(form)
 
 
 def _builder(form: Nest) -> Callable[[Iterator[Any]], Nest]:
     if type(form) is dict:
-        parts = [(name, _builder(form[name])) for name in sorted(form)]
-        return lambda leaves: {name: build(leaves) for name, build in parts}
+        parts = {name: _builder(form[name]) for name in sorted(form)}
+        if list(form) == list(parts):
+            return lambda leaves: {name: build(leaves) for name, build in parts.items()}
+
+        def build_in_order(leaves: Iterator[Any]) -> dict[Any, Nest]:
+            built = {name: build(leaves) for name, build in parts.items()}
+            return {name: built[name] for name in form}
+
+        return build_in_order
     if type(form) in (tuple, list):
         kind, builders = type(form), [_builder(x) for x in form]
         return lambda leaves: kind([build(leaves) for build in builders])
-    if hasattr(type(form), "_tfrl_layout"):
-        return _struct_builder(form)
     return next
-
-
-def _struct_builder(form: Any) -> Callable[[Iterator[Any]], Nest]:
-    parts = [(name, _builder(x)) for name, x in struct.parts_of(form).items()]
-    return lambda leaves: struct.with_parts(form, {name: build(leaves) for name, build in parts})

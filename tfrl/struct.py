@@ -444,21 +444,6 @@ def values(nest: Nest) -> Nest:
     return None if nest is None else tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 
-def parts_of(record: Any) -> dict[str, Nest]:
-    """Returns the fields of a `dataclass` that hold leaves, in `tf.nest` order."""
-    fields = {name: getattr(record, name) for name in type(record)._tfrl_layout.dynamic}
-    return {name: part for name, part in fields.items() if part is not None}
-
-
-def with_parts(record: T, parts: Mapping[str, Nest]) -> T:
-    """Returns a `dataclass` with other `parts_of`, without the checks of its constructor."""
-    copy = object.__new__(type(record))
-    copy.__dict__.update(record.__dict__)
-    copy.__dict__.pop(_EMPTY, None)
-    copy.__dict__.update(parts)
-    return copy
-
-
 def paths(nest: Nest, prefix: str = "") -> dict[str, Any]:
     """Flattens a nest into `{path: leaf}`, paths joined by "/", in `tf.nest` order.
 

@@ -139,6 +139,11 @@ REFUSED = {
     "whole_volume": ({}, {"volume": "claim:/"}, "--volume=claim:/: expected CLAIM:/folder"),
     "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
     "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),
+    "no_topology": (
+        {"learner_flags": ("--strategy=tpu",)},
+        {},
+        "--strategy=tpu: expected --tpu_topology",
+    ),
     "tpu_workers": ({"learners": 2}, {"tpu_topology": "v4:2x2x1"}, "got --learners=2"),
     "strategy": (
         {"learner_flags": ("--strategy=mirrored",)},
@@ -179,6 +184,13 @@ def test_resources_of_another_form_are_refused(value):
     with pytest.raises(UserError) as error:
         resources.parsed([value])
     assert str(error.value).startswith(f"--resources={value}: expected ROLE:NAME=AMOUNT")
+
+
+def test_gpus_are_for_the_learner_and_who_asks():
+    for asked, kinds in ((), ["learner"]), (["collector:gpu=1"], ["learner", "collector"]):
+        assert resources.gpu_kinds(resources.parsed(asked)) == kinds
+    none = resources.parsed(["learner:gpu=0", "collector:gpu=0"])
+    assert resources.gpu_kinds(none) == []
 
 
 def test_amounts_in_kubernetes_notation():

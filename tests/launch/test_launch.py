@@ -125,14 +125,14 @@ os.kill(os.getpid(), 9)
 
 
 def test_failures_long_after_each_other_are_not_counted_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_engine, "_HEALTHY_SECONDS", 0.2)
+    monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", 0.6)  # a start may take that long
     count = tmp_path / "count"
     learner = f"""
 import pathlib, sys, time
 count = pathlib.Path({str(count)!r})
 n = len(count.read_text()) if count.exists() else 0
 count.write_text("x" * (n + 1))
-time.sleep(0.4 if n < 3 else 0.0)
+time.sleep(0.7 if n < 3 else 0.0)
 sys.exit(1)
 """
     made, said = engine(tmp_path, {"learner-0": learner}, max_restarts=1)
@@ -143,11 +143,28 @@ sys.exit(1)
 
 
 def test_waiting_in_vain_counts_however_long_it_took(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_engine, "_HEALTHY_SECONDS", 0.1)
+    monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", 0.1)
     programs = {"server-0": SERVES, "learner-0": "import sys, time; time.sleep(0.3); sys.exit(75)"}
     made, said = engine(tmp_path, programs, max_restarts=1)
     assert made.run(termination.Termination()) == 75
     assert made.processes[1].restarts == 1
+
+
+def test_a_wait_in_vain_after_a_long_time_begins_the_count_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", 0.1)
+    count = tmp_path / "count"
+    learner = f"""
+import pathlib, sys, time
+count = pathlib.Path({str(count)!r})
+n = len(count.read_text()) if count.exists() else 0
+count.write_text("x" * (n + 1))
+time.sleep(0.5 if n < 3 else 0.0)
+sys.exit(75 if n < 3 else 0)
+"""
+    programs = {"server-0": SERVES, "learner-0": learner}
+    made, _ = engine(tmp_path, programs, max_restarts=1, wait_seconds=0.2)
+    assert made.run(termination.Termination()) == 0
+    assert made.processes[1].restarts == 3
 
 
 def test_what_breaks_down_too_often_ends_all(tmp_path):
@@ -747,6 +764,10 @@ def test_workers_of_a_learner_have_no_strategy_of_one_process(capsys, tmp_path):
     code, _, err = call(capsys, *args, "--learners=2", "--strategy=mirrored")
     assert code == 2
     assert "--strategy=mirrored: expected auto or multi_worker for the 2 workers" in err
+    code, _, err = call(capsys, *args, "--learners=2", "--num_logical_cpus=4")
+    assert (code, "expected 1 with --learners=2" in err) == (2, True)
+    code, _, err = call(capsys, *args, "--strategy=multi_worker")
+    assert (code, "expected several workers, got --learners=1" in err) == (2, True)
 
 
 @pytest.mark.needs("reverb")

@@ -1,5 +1,6 @@
 """`--engine=ray`: how actors are placed, and what is started again; Ray itself is played."""
 
+import contextlib
 import itertools
 import re
 import shlex
@@ -190,6 +191,37 @@ def test_a_lost_node(ray, tmp_path, lost):
     assert f"{lost} | Its actor is lost: The actor died." in said
     assert (code, made.server_lost) == ((137, True) if lost == "server-0" else (0, False))
     assert made.processes[1].restarts == (lost == "collector-0")
+
+
+@pytest.mark.parametrize("seconds, lines", [(600.0, ["1 of 1", "failed"]), (0.0, ["1 of 1"] * 3)])
+def test_a_job_whose_servers_are_lost_again_and_again(seconds, lines, tmp_path, monkeypatch):
+    """It starts again `max_restarts` times, and anew after a long time."""
+    said, ends = [], iter([True, True, True, False])
+
+    class Engine(ray_engine.RayEngine):
+        def __init__(self, ray, make_job, log_dir, *, max_restarts, **options):
+            self._max_restarts, self._tell = max_restarts, said.append
+
+        def run(self, termination):
+            self.server_lost = next(ends)
+            return 137 if self.server_lost else 0
+
+    monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", seconds)
+    monkeypatch.setattr(ray_engine, "RayEngine", Engine)
+    monkeypatch.setattr(ray_engine, "require", lambda *_: None)
+    monkeypatch.setattr(ray_engine, "cluster", lambda *_: contextlib.nullcontext())
+    code = ray_engine.run(
+        lambda addresses, bind: [],
+        tmp_path,
+        termination.Termination(),
+        num_servers=1,
+        resources=resources.parsed([]),
+        max_restarts=1,
+        wait_seconds=1.0,
+        table_seconds=1.0,
+    )
+    assert code == (137 if seconds else 0)
+    assert all(part in line for part, line in zip(lines, said, strict=True))
 
 
 def test_a_cluster_without_room(ray, tmp_path):

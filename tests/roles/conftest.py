@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tests.replay.reverb import test_duplicates
 from tests.roles.jobs import PPO, workflow
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
@@ -15,6 +14,8 @@ from tfrl.roles.remote_collectors import RolloutCollectors
 @pytest.fixture(name="queue")
 def fixture_queue():
     """A learner of rollouts, and a function that queues one of a version over a line."""
+    from tests.replay.reverb import test_duplicates  # needs Reverb
+
     learner = workflow(PPO)
     server = ReverbServer(tables.make_tables(learner, 1))
     line = test_duplicates.Line(server.port)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.roles.jobs import DQN, PPO, Job, advance, answer, workflow
-from tfrl.errors import UserError
+from tfrl.errors import UnavailableError, UserError
 from tfrl.replay.reverb import cancellable_call, connection
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
@@ -35,6 +35,23 @@ def test_reports_wait_for_a_server_that_does_not_answer():
     assert calls == ["reports of episodes", "reports of heartbeats"]
 
 
+def test_a_replay_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(monkeypatch):
+    """Exit code 75: the collector is started again, and the run goes on."""
+    monkeypatch.setattr(collector_lib, "_TELL_SECONDS", 0.5)
+    server = ReverbServer(tables.make_tables(workflow(DQN), 2))
+    state, lines = tables.agent_form(workflow(DQN)), []
+    published = parameters.Published(state, 1, 0, False, 0)
+    parameters.publish(reverb().Client(server.address), published)
+    collector = ReplayCollector(
+        workflow(DQN), server.address, num_tasks=2, wait_seconds=2.0, log=lines.append
+    )
+    with pytest.raises(UnavailableError, match="takes experience within 2 s, got no sign of it"):
+        collector.run()
+    assert lines == ["Collector 0 waits up to 2 s for the learner, which takes no experience."]
+    collector.close()
+    server.stop()
+
+
 @pytest.mark.parametrize("request_number", [0, 1])
 @pytest.mark.variants(1)
 def test_a_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(request_number, monkeypatch):
@@ -46,9 +63,9 @@ def test_a_collector_waits_for_a_lost_learner_with_a_bound_and_says_so(request_n
     collector = RolloutCollector(
         workflow(PPO), server.address, num_tasks=2, wait_seconds=2.0, log=lines.append
     )
-    with pytest.raises(UserError, match="takes a rollout within 2 s, got no sign of it"):
+    with pytest.raises(UnavailableError, match="takes experience within 2 s, got no sign of it"):
         collector.run()
-    assert lines == ["Collector 0 waits up to 2 s for the learner, which takes no rollouts."]
+    assert lines == ["Collector 0 waits up to 2 s for the learner, which takes no experience."]
     # What it wrote last is in the queue; asynchronous collectors wait with one more.
     assert collector.env_steps == 16
     collector.close()

@@ -123,10 +123,17 @@ def check(
                 got="a path of this machine",
                 remedy="Put it into the image, and pass its path from the working folder there.",
             )
+    strategy = options.learner_flag("strategy") or "auto"
+    tpu = options.learner_flag("tpu") or "local"
+    if strategy == "tpu" and tpu == "local" and not tpu_topology:
+        raise UserError(
+            "--strategy=tpu",
+            expected="--tpu_topology, from which the chips of the learner follow",
+            got="no value",
+            remedy="Pass for example --tpu_topology=v5e:2x4.",
+        )
     if tpu_topology:
         _tpu(tpu_topology)
-        strategy = options.learner_flag("strategy") or "auto"
-        tpu = options.learner_flag("tpu") or "local"
         if options.learners > 1 or strategy not in ("auto", "tpu") or tpu != "local":
             raise UserError(
                 f"--tpu_topology={tpu_topology}",
@@ -323,7 +330,7 @@ def _failure_rules(kind: str) -> list[dict[str, Any]]:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    named = re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", claim)
+    named = re.fullmatch(r"[a-z0-9]+(-+[a-z0-9]+)*(\.[a-z0-9]+(-+[a-z0-9]+)*)*", claim)
     if not named or not folder.startswith("/") or not folder.strip("/"):
         raise UserError(
             f"--volume={volume}",

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "evaluators",
     0,
-    "Number of processes that evaluate each checkpoint.",
+    "Number of processes that evaluate the newest checkpoints.",
     lower_bound=0,
     upper_bound=1,
 )
@@ -107,6 +108,8 @@ def main() -> int:
     bindings = gin_files.read(values.gin_file, values.gin_bindings)
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     where = resources.parsed(asked.resources)
+    if asked.engine == "ray" and not remote.is_remote(root):
+        root = os.path.abspath(os.path.expanduser(root))  # nodes may have other working directories
     _check(values, asked, root, where)
     shared_flags.pull_seconds()
     renders = asked.engine in _RENDERED
@@ -160,6 +163,7 @@ def main() -> int:
         job,
         log_dir,
         max_restarts=asked.max_restarts,
+        wait_seconds=options.wait_seconds,
         table_seconds=table_seconds,
         gpu_kinds=resources.gpu_kinds(where),
     )
@@ -248,6 +252,20 @@ def _check(
             expected=f"auto or multi_worker for the {asked.learners} workers of --learners",
             got=values.strategy,
             remedy="Leave it out: the workers share each update.",
+        )
+    if asked.learners == 1 and values.strategy == "multi_worker":
+        raise UserError(
+            "--strategy=multi_worker",
+            expected="several workers",
+            got="--learners=1",
+            remedy="Pass --learners=N, which connects the workers.",
+        )
+    if asked.learners > 1 and values.num_logical_cpus > 1:
+        raise UserError(
+            f"--num_logical_cpus={values.num_logical_cpus}",
+            expected=f"1 with --learners={asked.learners}: each worker is one replica",
+            got=str(values.num_logical_cpus),
+            remedy="Leave it out.",
         )
     if values.if_exists != "resume" and asked.engine in _RENDERED:
         raise UserError(

@@ -35,7 +35,7 @@ TABLE_SECONDS = 60.0
 # Seconds before the first restart of a failed process, and the most.
 _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
 # After so long a failure has no part in the next.
-_HEALTHY_SECONDS = 600.0
+HEALTHY_SECONDS = 600.0
 # Seconds that processes may take to end on request; servers save their tables.
 _END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
 # Seconds that collectors and evaluators may take to notice the end of the run.
@@ -116,6 +116,7 @@ class LocalEngine:
         log_dir: pathlib.Path,
         *,
         max_restarts: int = 3,
+        wait_seconds: float = 600.0,
         table_seconds: float = TABLE_SECONDS,
         gpu_kinds: Collection[str] = (LEARNER,),
         command: Callable[[Role], list[str]] | None = None,
@@ -128,7 +129,8 @@ class LocalEngine:
           log_dir: The folder of the logs, `<role>.log`.
           max_restarts: The most restarts of each process after a failure: a signal, or an exit code
             other than 0 and 2 (a user error). The count starts anew when a process has run for ten
-            minutes.
+            minutes, not counting a last wait in vain (exit code 75).
+          wait_seconds: The most seconds that a process waits for another one.
           table_seconds: Seconds between two tables of the processes; infinity for no table.
           gpu_kinds: The kinds of processes that see the GPUs; TensorFlow reserves their memory.
           command: Returns the command line of a process; by default it runs the role's binary.
@@ -141,7 +143,8 @@ class LocalEngine:
         self._say = say
         self._command = command or _own_command
         self._gpu_kinds = gpu_kinds
-        self._max_restarts, self._table_seconds = max_restarts, table_seconds
+        self._max_restarts, self._wait_seconds = max_restarts, wait_seconds
+        self._table_seconds = table_seconds
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
         # The workers of a learner fail together and restart together.
         learners = list(self._of(LEARNER))
@@ -277,8 +280,8 @@ class LocalEngine:
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
         failed = mistake or failed
         code, name = failed.code or 0, failed.role.name
-        waited = failed.code == _UNAVAILABLE  # in vain, perhaps for as long
-        if time.monotonic() - failed.started > _HEALTHY_SECONDS and not waited:
+        waited = self._wait_seconds if failed.code == _UNAVAILABLE else 0.0  # at most, in vain
+        if time.monotonic() - failed.started > HEALTHY_SECONDS + waited:
             for process in unit:
                 process.failures = 0
         for process in unit:

@@ -204,13 +204,13 @@ class RayEngine(LocalEngine):
           num_servers: The number of servers.
           host: The servers' host name; None for the address of each server's node.
           resources: Resources of the roles.
-          wait_seconds: Seconds that a process may wait for its resources.
+          wait_seconds: Seconds that a process may wait for its resources, and for others.
           **options: See `LocalEngine`.
 
         Raises:
           UserError: No node has room for a server; `UnavailableError` if one has when it is free.
         """
-        self._ray, self._resources, self._wait_seconds = ray, resources, wait_seconds
+        self._ray, self._resources = ray, resources
         self.server_lost = False
         self._servers = {f"{SERVER}-{i}": self._place(SERVER) for i in range(num_servers)}
         asked = [actor.address.remote(host) for actor in self._servers.values()]
@@ -225,7 +225,7 @@ class RayEngine(LocalEngine):
                 got="none",
                 remedy="Check the cluster's resources with `ray status`.",
             ) from error
-        super().__init__(make_job(addresses), log_dir, **options)
+        super().__init__(make_job(addresses), log_dir, wait_seconds=wait_seconds, **options)
 
     def _place(self, kind: str) -> Any:
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -257,9 +257,21 @@ class RayEngine(LocalEngine):
     def _look(self) -> int:
         if any(process.popen.lost for process in self._of(SERVER)):
             self.server_lost = True
-            self._tell("The node of a server is lost: all processes are started again.")
             return _LOST
         return super()._look()
+
+    def restarts_all(self, failures: int) -> bool:
+        """Says whether the job starts again, after so many restarts without its servers' nodes."""
+        starts = failures < self._max_restarts
+        self._tell(
+            "The node of a server is lost: "
+            + (
+                f"all processes are started again ({failures + 1} of {self._max_restarts})."
+                if starts
+                else f"the job has failed after {failures} restarts."
+            )
+        )
+        return starts
 
 
 def _rays_amounts(asked: Mapping[str, str]) -> dict[str, float]:
@@ -358,9 +370,10 @@ def run(
     bind = "" if address is None else "0.0.0.0"  # nosec B104
     any_job = make_job(["localhost:1"] * num_servers, bind)
     num_cpus = sum(in_cores(resources.of(role.kind)["cpu"]) for role in any_job)
-    code = 0
     with cluster(ray, address, num_cpus):
-        for _ in range(max_restarts + 1):
+        failures = 0
+        while True:
+            started = time.monotonic()
             engine = RayEngine(
                 ray,
                 lambda addresses: make_job(addresses, bind),
@@ -375,5 +388,9 @@ def run(
             )
             code = engine.run(termination)
             if termination.requested or not engine.server_lost:
-                break
-    return code
+                return code
+            if time.monotonic() - started > local_engine.HEALTHY_SECONDS:
+                failures = 0
+            if not engine.restarts_all(failures):
+                return code
+            failures += 1

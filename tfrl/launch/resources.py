@@ -68,7 +68,7 @@ def parsed(values: Sequence[str]) -> RoleResources:
 
 def gpu_kinds(resources: RoleResources) -> list[str]:
     """Returns the roles whose processes see GPUs: the learner, and those that ask for them."""
-    return [kind for kind in KINDS if kind == "learner" or "gpu" in resources.of(kind)]
+    return [k for k in KINDS if int(resources.of(k).get("gpu", k == "learner"))]
 
 
 def in_cores(cpu: str) -> float:

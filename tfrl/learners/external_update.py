@@ -20,7 +20,7 @@ def partition(
     return own, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
-def has_external_update(module: object) -> bool:
+def only_external_updates(module: object) -> bool:
     """Whether all updates of an agent or a module are external."""
     updates = getattr(module, "updates", ())
     return bool(updates) and all(isinstance(u, ExternalUpdate) for u in updates)

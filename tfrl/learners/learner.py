@@ -24,7 +24,7 @@ from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
-from tfrl.learners.external_update import has_external_update
+from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
 from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
@@ -815,7 +815,7 @@ class Learner:
     def check_pure(self) -> None:
         """Raises an error if a train step on a state of tensors would change variables."""
         changed = self.replaced_in_place()
-        changed += [f"module {m!r}" for m, x in self.modules.items() if has_external_update(x)]
+        changed += [f"module {m!r}" for m, x in self.modules.items() if only_external_updates(x)]
         if changed:
             raise UserError(
                 "a train step of a state of tensors",

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfrl.nest_packing import builder, leaves_of
-
 S = TypeVar("S")
 
 
@@ -37,15 +35,14 @@ def add(leaf: Any, number: Any) -> Any:
 
 def carried(state: Any) -> list[tf.Tensor]:
     """Returns the leaves that a loop must carry: all except variables."""
-    return [x for x in leaves_of(state) if not isinstance(x, tf.Variable)]
+    return [x for x in tf.nest.flatten(state) if not isinstance(x, tf.Variable)]
 
 
 def with_carried(state: S, tensors: Sequence[tf.Tensor]) -> S:
     """Returns the state with new values for the leaves of `carried`."""
     rest = iter(tensors)
-    leaves = [x if isinstance(x, tf.Variable) else next(rest) for x in leaves_of(state)]
-    packed: S = builder(state)(leaves)
-    return packed
+    leaves = [x if isinstance(x, tf.Variable) else next(rest) for x in tf.nest.flatten(state)]
+    return tf.nest.pack_sequence_as(state, leaves)
 
 
 def cond(

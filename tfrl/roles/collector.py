@@ -103,6 +103,10 @@ class Collector:
             connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
         )
         self._report_seconds, self._last_report = pull_seconds, -np.inf
+        self._wait_seconds, self._log = wait_seconds, log
+        # The current wait for the learner: its start, whether a line was logged, and the
+        # parameters and outages of the server, whose change starts it anew.
+        self._waits_since, self._logged, self._waits_with = 0.0, False, (None, 0)
         begun = self.parameters.newest().env_steps
         root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
         self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
@@ -191,6 +195,35 @@ class Collector:
         with contextlib.suppress(UserError, _EndedError):
             self.report_more()
             within(_CLOSE_SECONDS, self._send_reports, self.connection.address, "the last reports")
+
+    def _begin_wait(self) -> None:
+        self._waits_since, self._logged = time.monotonic(), False
+
+    def _check_wait(self) -> None:
+        """Called repeatedly while the learner takes no experience or requests none.
+
+        Raises:
+          UnavailableError: It has published nothing new for `wait_seconds` either.
+        """
+        self.end_if_asked()
+        now: Any = (self.parameters.newest(), self.connection.reconnections)
+        if now[0] is not self._waits_with[0] or now[1] != self._waits_with[1]:
+            self._waits_with = now
+            self._waits_since = time.monotonic()
+        waited = time.monotonic() - self._waits_since
+        if waited > self._wait_seconds:
+            raise UnavailableError(
+                f"The learner of the server at {self.connection.address}",
+                expected=f"one that takes experience within {self._wait_seconds:g} s",
+                got="no sign of it",
+                remedy="Start tfrl-learn with the same gin file and servers.",
+            )
+        if waited > _TELL_SECONDS and not self._logged:
+            self._logged = True
+            self._log(
+                f"Collector {self.task_id} waits up to {self._wait_seconds:g} s for the learner, "
+                "which takes no experience."
+            )
 
     # For subclasses.
 
@@ -304,7 +337,8 @@ class ReplayCollector(Collector):
         )
         self._random_steps = -(-workflow.random_steps // num_tasks)
         self._buffer = replay.init()
-        self._buffer.on_wait = self._buffer.connection.on_wait = self.end_if_asked
+        self._buffer.on_wait = self._check_wait
+        self._buffer.connection.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
         # Since the last report.
         self._ended: list[tuple[np.ndarray, np.ndarray]] = []  # lengths and returns
@@ -320,7 +354,8 @@ class ReplayCollector(Collector):
         return not now.learner_steps and self.env_steps < self._random_steps
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
-        """Writes the items of a rollout."""
+        """Writes the items of a rollout; waits while the rate limiter takes none."""
+        self._begin_wait()
         self._buffer.new_priority = acted_by.new_priority
         valid = np.asarray(played.valid)
         version = np.full(valid.shape, acted_by.learner_steps, np.int64)
@@ -359,7 +394,7 @@ class ReplayCollector(Collector):
         Waits for no server that does not answer: the items that it has not confirmed are lost.
         """
         try:
-            self._buffer.on_wait = lambda: None
+            self._buffer.on_wait = None
             self._buffer.connection.on_wait = self._end
             with contextlib.suppress(_EndedError):
                 self._buffer.close()
@@ -413,10 +448,6 @@ class RolloutCollector(Collector):
         form = rollout_form(workflow, num_tasks)
         check_rollouts(server, self.connection.server_info(), form, num_tasks)
         self._last_request = 0
-        self._wait_seconds, self._log = wait_seconds, log
-        # The current wait for the learner: its start, whether a line was logged, and the
-        # parameters and outages of the server, whose change starts it anew.
-        self._waits_since, self._logged, self._waits_with = 0.0, False, (None, 0)
 
     def next_parameters(self) -> Published:
         """Returns the newest parameters; with a synchronous learner, waits for its next request."""
@@ -451,32 +482,3 @@ class RolloutCollector(Collector):
             except reverb().errors.DeadlineExceededError:
                 self._check_wait()
         self._unsent = 0
-
-    def _begin_wait(self) -> None:
-        self._waits_since, self._logged = time.monotonic(), False
-
-    def _check_wait(self) -> None:
-        """Called repeatedly while the learner takes no rollout or requests none.
-
-        Raises:
-          UserError: It has published nothing new for `wait_seconds` either.
-        """
-        self.end_if_asked()
-        now: Any = (self.parameters.newest(), self.connection.reconnections)
-        if now[0] is not self._waits_with[0] or now[1] != self._waits_with[1]:
-            self._waits_with = now
-            self._waits_since = time.monotonic()
-        waited = time.monotonic() - self._waits_since
-        if waited > self._wait_seconds:
-            raise UnavailableError(
-                f"The learner of the server at {self.connection.address}",
-                expected=f"one that takes a rollout within {self._wait_seconds:g} s",
-                got="no sign of it",
-                remedy="Start tfrl-learn with the same gin file and servers.",
-            )
-        if waited > _TELL_SECONDS and not self._logged:
-            self._logged = True
-            self._log(
-                f"Collector {self.task_id} waits up to {self._wait_seconds:g} s for the learner, "
-                "which takes no rollouts."
-            )

@@ -123,7 +123,7 @@ class StepRows:
 
     def put(self, t: int, nest: Nest) -> None:
         """Stores step t, which follows the last one."""
-        if self._only is not None:
+        if self._only is not None and type(nest) is np.ndarray:
             self._only.append(nest)
             return
         leaves = leaves_of(nest)

@@ -218,10 +218,14 @@ class NumpyProgram:
         values += [None] * (len(self._slots) - len(values))
         for i, leaf in zip(self.reads, leaves, strict=True):
             values[self._state_slots[i]] = _array(leaf)
-        for fn, inputs, outputs, in_tuple in self._state_calls:
-            result = fn(*[values[i] for i in inputs])
-            for slot, value in zip(outputs, result if in_tuple else [result], strict=True):
-                values[slot] = value
+        before = _silence()
+        try:
+            for fn, inputs, outputs, in_tuple in self._state_calls:
+                result = fn(*[values[i] for i in inputs])
+                for slot, value in zip(outputs, result if in_tuple else [result], strict=True):
+                    values[slot] = value
+        finally:
+            _restore(before)
         self._kept_values = [values[slot] for slot in self._kept]
         self._draws = [_array(x) for x in draws]
 

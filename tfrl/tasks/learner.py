@@ -10,7 +10,7 @@ from tfrl import keras, struct
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners import Learner
-from tfrl.learners.external_update import has_external_update
+from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.modules import Module
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_optimizer
 from tfrl.learners.parameters import ParamDict, group_variables
@@ -161,7 +161,7 @@ class TaskLearner(Learner):
             self._progress.state = None
         metrics = results[self._module_id]
         row = {"loss": metrics["loss"], "finite": tf.equal(metrics["skipped_steps"], 0.0)}
-        if has_external_update(self.module):
+        if only_external_updates(self.module):
             taken = ("loss", "skipped_steps", "gradient_steps")
             own = {n: x for n, x in metrics.items() if n not in taken and "nonfinite/" not in n}
             return {**own, **row}
@@ -185,7 +185,7 @@ class TaskLearner(Learner):
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers the task's optimizer, with the task's learning rate."""
-        if has_external_update(self.module):
+        if only_external_updates(self.module):
             return
         optimizer = self._task.get_optimizer()
         check_optimizer(f"get_optimizer of {module_id}", optimizer)

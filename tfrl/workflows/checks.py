@@ -14,7 +14,7 @@ from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evolution.core import EvoOptimizer
-from tfrl.learners.external_update import has_external_update
+from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest
@@ -442,7 +442,7 @@ def _no_agent(got: str) -> UserError:
 
 def check_config(agent: object, learner_config: object) -> None:
     """Raises a UserError for a `learner_config` if the agent has its own optimizers."""
-    if learner_config is not None and has_external_update(agent):
+    if learner_config is not None and only_external_updates(agent):
         raise UserError(
             "learner_config",
             expected=f"None, since {name_of(agent)} trains with its own optimizers",

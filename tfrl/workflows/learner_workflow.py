@@ -29,7 +29,7 @@ from tfrl.learners import (
     Learner,
     ModuleConfig,
 )
-from tfrl.learners.external_update import has_external_update
+from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import (
@@ -166,7 +166,7 @@ class LearnerWorkflow(Workflow):
         self.modules: dict[str, Agent] = own_modules or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        own = all(map(has_external_update, self.modules.values()))  # by an external optimizer
+        own = all(map(only_external_updates, self.modules.values()))  # by an external optimizer
         self.learner_config = learner_config or (ModuleConfig() if own else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)

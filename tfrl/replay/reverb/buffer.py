@@ -129,8 +129,8 @@ class ReverbBuffer(ReplayBuffer):
     Attributes:
       replay: The factory, with `packed` and `block_size` resolved.
       address: "host:port" of the server.
-      on_wait: Called repeatedly while `add` or `flush` waits. If it raises, the method ends, and
-        the items continue in the background.
+      on_wait: Called repeatedly while `add` or `flush` waits, in place of the bound `timeout`. If
+        it raises, the method ends, and the items continue in the background.
       possible_duplicates: The most items of "fifo" and "lifo" tables that may have been inserted
         twice because of outages of the server: all unconfirmed items, for each outage that the
         heartbeat has found. Other tables have no duplicates, since a resent item keeps its key and
@@ -143,7 +143,7 @@ class ReverbBuffer(ReplayBuffer):
         """Connects, or starts a server; see `ReverbReplay.init`."""
         self._asked = replay.packed
         self.replay, connection = _connected(replay, batch_size)
-        self.on_wait: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] | None = None
         self._duplicates = Duplicates()
         self._highest = {config.name: 1.0 for config in self.replay.table_configs}
         self._use(connection)
@@ -200,9 +200,13 @@ class ReverbBuffer(ReplayBuffer):
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look_at_sizes()
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Called by the writer while it waits; returns whether `on_wait` bounds the wait."""
         self._check()
+        if self.on_wait is None:
+            return False
         self.on_wait()
+        return True
 
     def _look_at_sizes(self) -> None:
         """Raises if another process has removed items from a table that never shrinks by itself."""

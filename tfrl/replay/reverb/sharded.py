@@ -56,12 +56,12 @@ class ShardedBuffer(ReplayBuffer):
         self._block = 0  # rows of one replica's batch
 
     @property
-    def on_wait(self) -> Callable[[], None]:
+    def on_wait(self) -> Callable[[], None] | None:
         """See `ReverbBuffer`."""
         return self.shards[0].on_wait
 
     @on_wait.setter
-    def on_wait(self, fn: Callable[[], None]) -> None:
+    def on_wait(self, fn: Callable[[], None] | None) -> None:
         for shard in self.shards:
             shard.on_wait = fn
 

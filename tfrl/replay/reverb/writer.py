@@ -29,7 +29,7 @@ class Writer:
         replay: "ReverbReplay",
         client: Any,
         highest: dict[str, float],
-        check: Callable[[], None],
+        check: Callable[[], bool],
     ):
         """Opens a writer for each environment, or one for packed items.
 
@@ -37,7 +37,7 @@ class Writer:
           replay: The factory.
           client: A `reverb.Client`.
           highest: The priority of new items by table, read when an item is created.
-          check: Raises if the server is lost.
+          check: Called while it waits; returns whether it bounds the wait by raising an error.
         """
         self._replay, self._check = replay, check
         self._columns = Columns(replay)
@@ -137,8 +137,8 @@ class Writer:
     def _flush(self, stream: Outlet, left: int) -> None:
         deadline = time.monotonic() + self._replay.timeout
         while not stream.flush(left, int(1000 * _SLICE_SECONDS)):
-            self._check()
-            if time.monotonic() > deadline:
+            bounded = self._check()
+            if not bounded and time.monotonic() > deadline:
                 _refuse_wait(self._replay, stream.pending, self._limited)
 
     def close(self) -> None:
