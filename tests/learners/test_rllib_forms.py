@@ -199,7 +199,6 @@ def test_episodes_of_a_module_with_a_loss_of_its_own():
     assert found["loss"] == 1.0 and found["num_module_steps_trained"] == 3
 
 
-@pytest.mark.slow
 def test_episodes_of_a_recurrent_agent():
     agent = tfrl.agents.PPO(**SPECS, hidden=(4,), memory="gru", memory_size=3)
     learner = Learner(agent)

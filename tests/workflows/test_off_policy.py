@@ -235,7 +235,7 @@ def test_progress_shows_what_the_agent_names_and_when_a_phase_compiled(monkeypat
     monkeypatch.setattr("tfrl.workflows.loop.Progress", Told)
     flow = workflow(random_steps=8, batch_size=4, iterations_per_row=1, iterations_per_call=2)
     state = flow.learn(flow.setup(0), total_env_steps=20)
-    per_call = 2 * flow.steps_of_iteration
+    per_call = 2 * flow.fixed_steps_per_iteration
     assert [done for done, *_ in told] == list(range(per_call, 21, per_call))
     # Random actions fill the buffer, then the policy acts and learns; first calls compile.
     assert [compiled for _, compiled, _ in told] == [done <= 8 + per_call and (

@@ -287,7 +287,7 @@ def test_an_override_is_known_by_its_function(env, monkeypatch):
     on_policy = OwnIterate(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1)
     off_policy = OwnLearning(env, tfrl.DQN)
     assert on_policy.changed_hooks == ["iterate"]
-    assert off_policy.changed_hooks == [] and not off_policy.overlaps
+    assert off_policy.changed_hooks == [] and not off_policy.prefetches
     assert off_policy.logic()["scale"] == 2.0
     assert tfrl.OffPolicyWorkflow(env, tfrl.DQN).changed_hooks == []
 

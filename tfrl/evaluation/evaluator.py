@@ -26,7 +26,7 @@ from tfrl.rollout.episode import (
     eval_rollout_episode,
     fast_eval_rollout_episode,
 )
-from tfrl.rollout.step import acting, autoreset_mode, scan
+from tfrl.rollout.step import acting, check_autoreset, scan
 from tfrl.traces import logic_key, traces_of
 from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
 
@@ -180,7 +180,7 @@ class Evaluator(struct.Struct):
     def start(self, key: tf.Tensor) -> Any:
         """Resets the environments for a round; an agent's rewards must be single numbers."""
         state = self.env.reset(key)
-        autoreset_mode(self.env, state)
+        check_autoreset(self.env, state)
         if isinstance(state.reward, dict) and not agent_ids(self.env):
             raise UserError(
                 "env",

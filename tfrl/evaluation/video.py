@@ -18,7 +18,7 @@ from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview, check_path, write_video
 from tfrl.rollout.host_player import HostPlayer
-from tfrl.rollout.step import SAME_STEP_MODES, Loop, Stepper, autoreset_mode
+from tfrl.rollout.step import SAME_STEP_MODES, Loop, Stepper, check_autoreset
 from tfrl.types import ActionFn, EnvState, EvaluatesActions, Nest
 
 WIDTH, HEIGHT = 320, 240
@@ -365,7 +365,8 @@ class _FrameRecorder:
             raise
         except Exception as error:  # renderers may raise anything without a screen or package
             raise _not_drawn(self.env, error) from error
-        shows_end = autoreset_mode(self.env, state) not in SAME_STEP_MODES
+        check_autoreset(self.env, state)
+        shows_end = self.env.autoreset not in SAME_STEP_MODES
         keeps = getattr(self.env, "has_scenes", False)
 
         def draw(state: EnvState) -> np.ndarray:

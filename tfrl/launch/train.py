@@ -59,7 +59,7 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     termination = Termination()
     termination.install()
     values = common_flags.common()
-    common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
+    chosen = choose(values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus)
     # Reports a missing file or a typo before TensorFlow is imported.
     if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
         files = run_config.read(
@@ -78,7 +78,7 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     assembled, strategy = api.assemble(
         lambda: settings.assemble(files, values.gin_bindings),
         lambda: common_flags.strategy_from_flags(values, log=app.say),
-        choose(values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus),
+        chosen,
         values.root_dir if values.if_exists == "resume" else None,
     )
     if flags.FLAGS.quiet:

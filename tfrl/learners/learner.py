@@ -1,8 +1,8 @@
 """The Learner, which trains modules.
 
 It holds `{module_id: module}` with their states as tf.Variables, optimizers, and one traced
-update: for each minibatch, for each update group in order, losses and gradients (pure), the sum
-over replicas, postprocessing, finite guard, apply. Names and semantics follow RLlib's Learner,
+update: for each minibatch, for each position in the modules' lists of updates,
+losses and gradients (pure), the sum over replicas, postprocessing, finite guard, apply. Names and semantics follow RLlib's Learner,
 https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md lists the differences.
 
 The class has the learner's content and hooks. Functions implement an update: `planning` splits
@@ -419,10 +419,6 @@ class Learner:
         """Returns `[(module_id, optimizer_name, entry), ...]` in the order of registration."""
         return self.optimizers.entries()
 
-    def optimizer_entries_of(self, module_id: str) -> list[Any]:
-        """Returns `[(module_id, optimizer_name, entry), ...]` registered under an id."""
-        return [e for e in self.optimizer_entries() if e[0] == module_id]
-
     def filter_param_dict_for_optimizer(self, param_dict: ParamDict, optimizer: Any) -> ParamDict:
         """Returns the items of a dict of gradients that belong to an optimizer's variables."""
         self._check_built("filter_param_dict_for_optimizer")
@@ -693,11 +689,11 @@ class Learner:
           module_id: The module.
           timesteps: int64 scalar, env steps so far.
         """
-        state_changes.prepared(self, self.learner_state, module_id, timesteps)
+        state_changes.before_update(self, self.learner_state, module_id, timesteps)
 
     def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced after the gradient steps: the module's `after_update`, e.g. target networks."""
-        state_changes.finished(self, self.learner_state, module_id, timesteps)
+        state_changes.after_update(self, self.learner_state, module_id, timesteps)
 
     def follow_schedules(
         self, state: LearnerState, module_id: str, timesteps: tf.Tensor

@@ -91,7 +91,7 @@ def check_coverage(learner: Learner) -> None:
         paths = struct.paths(learner.module_states[module_id].params)
         trained.update({f"{module_id}/{p}": v for p, v in paths.items() if v.ref() in refs})
     learner.optimizers.check_coverage(trained)
-    if learner.optimizer_entries_of(ALL_MODULES):
+    if learner.optimizers.of_module(ALL_MODULES):
         settings_of(learner, ALL_MODULES)
 
 
@@ -114,7 +114,7 @@ def settings_of(learner: Learner, owner: str) -> ModuleConfig:
     """Returns the settings of the optimizers under an id, for clipping."""
     if owner in learner.configs:
         return learner.configs[owner]
-    trained = {p.ref() for *_, e in learner.optimizer_entries_of(owner) for p in e.params}
+    trained = {p.ref() for _, e in learner.optimizers.of_module(owner) for p in e.params}
     configs = [
         learner.configs[m]
         for m, state in learner.module_states.items()

@@ -27,7 +27,7 @@ def with_rates(
     learner: Learner, state: LearnerState, owner: str, timesteps: tf.Tensor
 ) -> LearnerState:
     """Returns the state with the learning rates of an owner's optimizers at `timesteps`."""
-    for _, name, entry in learner.optimizer_entries_of(owner):
+    for name, entry in learner.optimizers.of_module(owner):
         if entry.schedule is not None:
             slots = state.opt_state[owner][name]
             rate = leaves.put(slots["learning_rate"], entry.schedule(timesteps))
@@ -35,7 +35,7 @@ def with_rates(
     return state
 
 
-def prepared(
+def before_update(
     learner: Learner, state: LearnerState, module_id: str, timesteps: tf.Tensor
 ) -> LearnerState:
     """Returns the state before the gradient steps of a module."""
@@ -43,7 +43,7 @@ def prepared(
     return changed(learner, state, module_id, learner.modules[module_id].before_update, timesteps)
 
 
-def finished(
+def after_update(
     learner: Learner, state: LearnerState, module_id: str, timesteps: tf.Tensor
 ) -> LearnerState:
     """Returns the state after the gradient steps of a module."""

@@ -15,7 +15,7 @@ from tfrl.learners import traced_metrics
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.reports import Results
-from tfrl.learners.state_changes import changed, finished, prepared, with_rates
+from tfrl.learners.state_changes import after_update, before_update, changed, with_rates
 from tfrl.learners.train_step import Flags, StepMetrics, none_stopped, train_step
 from tfrl.learning import leaves
 from tfrl.metrics.logger import Traced
@@ -119,7 +119,7 @@ def begin_update(
         if hooked:
             learner.before_gradient_based_update_for_module(module_id, timesteps)
         else:
-            state = prepared(learner, state, module_id, timesteps)
+            state = before_update(learner, state, module_id, timesteps)
     return state
 
 
@@ -144,7 +144,7 @@ def end_update(
         if hooked:
             learner.after_gradient_based_update_for_module(module_id, timesteps)
         else:
-            state = finished(learner, state, module_id, timesteps)
+            state = after_update(learner, state, module_id, timesteps)
     if hooked:
         learner.after_gradient_based_update(timesteps=timesteps)
     return state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
@@ -167,10 +167,9 @@ def _finish_metrics(learner: Learner, state: LearnerState, results: Results) -> 
             for name in [n for n in metrics if "grad_norm" in n.split("/")]:
                 if not name.startswith("nonfinite/"):
                     del metrics[name]
-        entries = learner.optimizer_entries_of(module_id) or learner.optimizer_entries_of(
-            ALL_MODULES
-        )
-        for owner, name, _ in entries:
+        owner = module_id if learner.optimizers.of_module(module_id) else ALL_MODULES
+        entries = learner.optimizers.of_module(owner)
+        for name, _ in entries:
             prefix = f"{name}/" if len(entries) > 1 else ""
             rate = tf.convert_to_tensor(state.opt_state[owner][name]["learning_rate"])
             metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)

@@ -15,7 +15,7 @@ from tfrl.rollout.step import (
     StepFn,
     Stepper,
     acting,
-    autoreset_mode,
+    check_autoreset,
     check_fields,
     env_of,
     extra_fields,
@@ -77,7 +77,7 @@ def rollout(
     env = env_of(env, env_state)
     actor, action_fn = acting(agent, action_fn, "compute_actions")
     if isinstance(env, HostEnv):
-        autoreset_mode(env, env_state)
+        check_autoreset(env, env_state)
         trajectory, state, carry = host_rollout(
             env,
             actor,
@@ -92,10 +92,10 @@ def rollout(
         )
         return with_own_fields(trajectory, own), state, carry
     stepper = Stepper(env, actor, env_state, agent_state, key, length, action_fn, carry)
-    # Every row is a valid step, so `valid` need not be stored.
-    all_steps = stepper.mode in SAME_STEP_MODES or "autoreset" not in env_state.info
-    # Elsewhere the successor is the next row's observation and need not be stored.
-    stored = stepper.mode in SAME_STEP_MODES or env.autoreset is None
+    # If every row is a valid step, `valid` need not be stored.
+    all_valid = env.autoreset in SAME_STEP_MODES or "autoreset" not in env_state.info
+    # If the successor is the next row's observation, it need not be stored.
+    stores_next_obs = env.autoreset in SAME_STEP_MODES or env.autoreset is None
 
     def step(loop: Loop, t: tf.Tensor) -> tuple[Loop, dict[str, Any]]:
         new_loop, output = stepper.step(loop, t)
@@ -111,16 +111,16 @@ def rollout(
             row["policy_extras"] = output.extras
         if fields:
             row["env_extras"] = extra_fields(fields, state)
-        if stored:
+        if stores_next_obs:
             row["next_obs"] = successor(state)
-        if not all_steps:
+        if not all_valid:
             row["valid"] = is_step(state)
         return new_loop, row
 
     loop, rows = scan(step, stepper.start, length)
-    if all_steps:
+    if all_valid:
         rows["valid"] = tf.ones(rows["termination"].shape, tf.bool)
-    if not stored:
+    if not stores_next_obs:
         rows["next_obs"] = tf.nest.map_structure(_shifted, rows["obs"], loop.env_state.obs)
     return with_own_fields(Trajectory(**rows), own), loop.env_state, loop.carry
 

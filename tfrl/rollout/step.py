@@ -142,7 +142,6 @@ class Stepper:
     ):
         """Reads variables, derives the keys of all steps and sets the first carry."""
         self.env, self.agent = env, agent
-        self.mode = env.autoreset
         self.action_fn = action_fn
         self.agent_state = struct.values(agent_state)
         # One draw for all steps: inside the loop a key costs a single gather. Philox counts, so a
@@ -165,9 +164,9 @@ class Stepper:
         _check_carry(self.fresh_carry, carry)
         if carry is None:
             return None
-        if self.mode is Autoreset.DISABLED:  # no further episode starts
+        if self.env.autoreset is Autoreset.DISABLED:  # no further episode starts
             return carry
-        if self.mode is Autoreset.NEXT_STEP:
+        if self.env.autoreset is Autoreset.NEXT_STEP:
             starts = state.info["autoreset"]
         else:
             starts = tf.logical_or(state.termination, state.truncation)
@@ -205,8 +204,8 @@ def _fresh_carry(agent: object, batch_size: int, carry: Nest) -> Nest:
     return None if carry is None else tf.nest.map_structure(tf.zeros_like, carry)
 
 
-def autoreset_mode(env: Env, env_state: EnvState) -> Autoreset:
-    """Returns the environment's autoreset mode; a bare environment is a UserError."""
+def check_autoreset(env: Env, env_state: EnvState) -> None:
+    """Raises a UserError for a bare environment, which has no autoreset mode."""
     missing = [n for n in ("final_obs", "autoreset") if n not in env_state.info]
     if env.autoreset is None or missing:
         raise UserError(
@@ -217,7 +216,6 @@ def autoreset_mode(env: Env, env_state: EnvState) -> Autoreset:
             remedy="Create it with tfrl.make_env, which adds a time limit, episode statistics and "
             "autoreset.",
         )
-    return env.autoreset
 
 
 def scan(

@@ -293,7 +293,7 @@ class Workflow(abc.ABC):
         return None
 
     @property
-    def steps_of_iteration(self) -> int | None:
+    def fixed_steps_per_iteration(self) -> int | None:
         """Env steps of an iteration; None where their number varies."""
         return None
 

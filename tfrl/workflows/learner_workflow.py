@@ -58,7 +58,6 @@ from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.learner_rows import checked_rows, in_one_row
 from tfrl.workflows.rollout_result import (
     RolloutResult,
-    episode_metric_names,
     episode_metrics,
     finite_statistics,
     merge_results,
@@ -97,8 +96,6 @@ class LearnerWorkflow(Workflow):
         "_evaluators",
         "compiled_process_rollout",
     }
-    # Whether Python runs the loop over iterations, whatever the source of the rollouts.
-    loops_in_python = False
     # Processes that step environments in place of `env`, see `use_collectors`.
     collectors: Collectors | None = None
     # On the host: whether the update runs in the background of the next rollout.
@@ -166,8 +163,8 @@ class LearnerWorkflow(Workflow):
         self.modules: dict[str, Agent] = own_modules or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        own = all(map(only_external_updates, self.modules.values()))  # by an external optimizer
-        self.learner_config = learner_config or (ModuleConfig() if own else default_config)
+        external = all(map(only_external_updates, self.modules.values()))
+        self.learner_config = learner_config or (ModuleConfig() if external else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)
         self.eval_env = with_task_rewards(env if eval_env is None else eval_env)
@@ -274,14 +271,15 @@ class LearnerWorkflow(Workflow):
             if action_fn is not None:
                 is_random = action_fn == getattr(self.agent, "random_actions", None)
                 name += "/random" if is_random else f"/{stages.name_of(action_fn)}"
-            collect = stages.stage(name, collect, inline=self.overlaps)
+            collect = stages.stage(name, collect, inline=self.prefetches)
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
             values = struct.values(agent_state)
             if not replicas.several:
                 return collect(values, env_state, carry, key)
             out = collect(values, env_state, carry, seeding.fold_in(key, replicas.index()))
-            return self.merged(out, self.normalizer(values), env_state)
+            before, fields = self.normalizer(values), self.env.info_fields
+            return merge_results(replicas, out, before, env_state, fields)
 
         out = replicas.run(own, state.env_state, state.carry, key)
         common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
@@ -338,26 +336,32 @@ class LearnerWorkflow(Workflow):
     def finished(
         self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Returns the metrics of an iteration and the state with updated counters."""
-        state = state.after(out)
+        """Returns the metrics of an iteration, and the state with its rollout and counters."""
+        counted = state.metrics.counted(
+            *(out.counts[name] for name in ("env_steps", "episodes")),
+            *(out.metrics[name] for name in EPISODE_METRICS),
+        )
+        state = state.replace(metrics=counted, env_state=out.env_state, carry=out.carry)
         if stages.current() is None and tf.executing_eagerly():  # a direct call of `iterate`
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         some = out.counts["episodes"] > 0  # no episode, no mean
-        for name in episode_metric_names(self.env.info_fields)[len(episodes) :]:
+        for field in self.env.info_fields:
+            name = f"episode_{field}"
             episodes[name] = tf.where(some, out.metrics[name], np.nan)
         return {**out.metrics, **metrics, **episodes}, state
 
-    def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
-        """Returns a replica's result with the counts, metrics and statistics of all replicas."""
-        return merge_results(self.replicas, out, normalizer, env_state, self.env.info_fields)
+    @property
+    def has_modules(self) -> bool:
+        """Whether the agent has several modules; then its state is `{module_id: AgentState}`."""
+        return hasattr(self.agent, "modules")
 
     def with_normalizer(self, state: State, normalizer: Nest) -> State:
         """Returns the state with new observation statistics; None keeps the old ones."""
         if normalizer is None:
             return state
         after = tf.nest.map_structure(leaves.put, self.normalizer(state.agent_state), normalizer)
-        if not hasattr(self.agent, "modules"):
+        if not self.has_modules:
             agent_state = state.agent_state.replace(normalizer=after)
         else:
             agent_state = {
@@ -389,10 +393,9 @@ class LearnerWorkflow(Workflow):
 
     def learner_state(self, state: State) -> LearnerState:
         """Returns the learner's part of a state."""
-        several = hasattr(self.agent, "modules")
 
         def by_module(own: Any) -> dict[str, Any]:
-            return own if several else {DEFAULT_MODULE_ID: own}
+            return own if self.has_modules else {DEFAULT_MODULE_ID: own}
 
         return LearnerState(
             agent_state=by_module(state.agent_state),
@@ -404,28 +407,17 @@ class LearnerWorkflow(Workflow):
         """Returns the state with a new learner state."""
         agent_state: Nest = learner_state.agent_state
         opt_state = learner_state.opt_state
-        if not hasattr(self.agent, "modules"):
+        if not self.has_modules:
             agent_state = agent_state[DEFAULT_MODULE_ID]
             opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
         metrics = state.metrics.replace(learner=learner_state.counters)
         return state.replace(agent_state=agent_state, opt_state=opt_state, metrics=metrics)
 
-    # Hooks; all are traced.
-
-    def setup_agent(self, key: tf.Tensor) -> Learner:
-        """Returns a built learner for the agent's modules."""
-        learner = Learner(
-            self.modules,
-            config=self.learner_config,
-            check_numerics=self.check_numerics,
-            strategy=self.replicas.strategy,
-        )
-        learner.build(key)
-        return learner
+    # Hooks of an iteration; traced, except a rollout on the host.
 
     def normalizer(self, agent_state: Nest) -> Nest:
         """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
-        if hasattr(self.agent, "modules"):
+        if self.has_modules:
             statistics = {m: state.normalizer for m, state in agent_state.items()}
             statistics = {m: x for m, x in statistics.items() if x is not None}
             return statistics or None
@@ -539,6 +531,17 @@ class LearnerWorkflow(Workflow):
 
     # The run.
 
+    def setup_agent(self, key: tf.Tensor) -> Learner:
+        """Returns a built learner for the agent's modules."""
+        learner = Learner(
+            self.modules,
+            config=self.learner_config,
+            check_numerics=self.check_numerics,
+            strategy=self.replicas.strategy,
+        )
+        learner.build(key)
+        return learner
+
     def setup(self, seed: int | tf.Tensor) -> State:
         """Returns a fresh state from a seed, or a key int32 [2], by the hooks of `Workflow`."""
         keys = seeding.streams(
@@ -602,7 +605,7 @@ class LearnerWorkflow(Workflow):
 
     def make_runner(self, state: State) -> Runner:
         """Returns the runner of a state."""
-        kind = HostRunner if self.loops_on_host and not self.changed_hooks else Runner
+        kind = HostRunner if self.loops_in_python and not self.changed_hooks else Runner
         return kind(self, self.traces, int(state.metrics.iterations))
 
     @property
@@ -626,9 +629,9 @@ class LearnerWorkflow(Workflow):
         return [n for n in self._played_in_two if getattr(own, n) is not getattr(base, n)]
 
     @property
-    def loops_on_host(self) -> bool:
+    def loops_in_python(self) -> bool:
         """Whether Python runs each rollout, and one compiled call follows it."""
-        return self.rollout_source.in_python or self.loops_in_python
+        return self.rollout_source.in_python
 
     @property
     def shares_traces(self) -> bool:
@@ -744,12 +747,12 @@ class LearnerWorkflow(Workflow):
         return True
 
     @property
-    def steps_of_iteration(self) -> int | None:
+    def fixed_steps_per_iteration(self) -> int | None:
         """Env steps of an iteration; None where autoreset rows change their number."""
         return self.steps_per_iteration if self.all_rows_valid else None
 
     @property
-    def overlaps(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether the rollout and the update of some phase run at the same time in a graph."""
         return False
 
@@ -864,7 +867,7 @@ class LearnerWorkflow(Workflow):
                 trials.choose_acting(run_stages.modes["rollout"])
             return
         tuner = CompileModeTuner(self.compile, trials, run_stages)
-        tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
+        tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_in_python)
         settled = (dict(run_stages.modes), {k: dict(v) for k, v in run_stages.seconds.items()})
         # A restored run asks for these modes by name.
         named = {n: run_stages.modes[n] for n in ("loop", "rollout", "update")}
@@ -893,16 +896,16 @@ class LearnerWorkflow(Workflow):
             keep=keep,
             choose_acting=source.acting_mode_chooser(state),
             python_steps=self.steps_in_graph,
-            python_loop=self.loops_on_host,
+            python_loop=self.loops_in_python,
             several=self.replicas.several,
             several_workers=self.replicas.num_workers > 1,
-            overlaps=self.overlaps,
+            overlaps=self.prefetches,
             steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 
     def trial_batch(self, state: State) -> Nest:
         """Returns a batch to time the update on, that of a rollout; making it changes nothing."""
-        if not self.loops_on_host:
+        if not self.loops_in_python:
             return self.play(state, state.key).batch
         agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
         return self.compiled_process_rollout(agent_state, blank).batch
@@ -917,10 +920,6 @@ class LearnerWorkflow(Workflow):
         """Returns every value of the run by path."""
         state = self.ready(state)
         return {**progress_values(self, state), **learner_values(self, state)}
-
-    def state_paths(self, state: State) -> set[str]:
-        """The paths of `state_values`."""
-        return set(self.state_values(state))
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
         """Whether a path is loaded; without `environments` not theirs and the recurrent state."""

@@ -210,14 +210,14 @@ class TrainingLoop:
         saved = env_steps if self._broadcast(there) else None
         try:
             while env_steps < self.options.total_env_steps and not self._stops():
-                state, env_steps, row = self._call(state, env_steps)
-                if not row:  # a signal came while it waited for collectors
+                state, env_steps, rows = self._call(state, env_steps)
+                if not rows:  # a signal came while it waited for collectors
                     self._stop = "callback"
                     break
-                state, evaluated = self._evaluate_if_due(state, row, env_steps)
-                self._record_if_due(state, row, env_steps)
+                state, evaluated = self._evaluate_if_due(state, rows, env_steps)
+                self._film_if_due(state, rows, env_steps)
                 # Rows first: a checkpoint promises that all rows before it are on disk.
-                self._record(row)
+                self._write_rows(rows)
                 saved = self._checkpoint_if_due(state, env_steps, evaluated)
             if saved != env_steps and self.options.root_dir is not None:
                 self._save(state, env_steps, evaluated)
@@ -300,7 +300,10 @@ class TrainingLoop:
         self._warned |= bool(warnings)
 
     def _adapt(self, seconds_per_iteration: float) -> None:
-        """Chooses the iterations of the next call; the first two calls are too slow to count."""
+        """Chooses the iterations of the next call, for `_CALL_SECONDS`.
+
+        At most 8 times the last ones, since a call that compiles says little.
+        """
         if self.workflow.iterations_per_call is None:
             wanted = max(1, round(_CALL_SECONDS / max(seconds_per_iteration, 1e-9)))
             self._iterations = min(wanted, self._iterations * 8)
@@ -310,7 +313,7 @@ class TrainingLoop:
         before, self._phases = self._phases, len(self.workflow.runner(state).phases)
         return self._phases > before or self._calls == 1
 
-    def _show(self, row: dict[str, Any], compiled: bool = False) -> None:
+    def _show(self, row: dict[str, Any], compiled: bool) -> None:
         if self.progress is None:
             return
         figures = {"return_": row.get("episode_return"), "length": row.get("episode_length")}
@@ -340,14 +343,14 @@ class TrainingLoop:
             self._note(STOP, "target_return")
         return state, evaluated
 
-    def _record_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
+    def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video if due."""
         if self._videos is not None and env_steps >= self._video_due:
             start = time.monotonic()
             self._videos.record(state, env_steps)
             rows[-1]["time/video"] = time.monotonic() - start
 
-    def _record(self, rows: list[dict[str, Any]]) -> None:
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.recorder.write(int(row["env_steps"]), row)
         self.recorder.flush()

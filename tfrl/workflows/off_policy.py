@@ -236,9 +236,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return self.collectors is None
 
     @property
-    def loops_in_python(self) -> bool:  # type: ignore[override]
-        """Whether Python runs the loop, since it writes the experience to a Reverb server."""
+    def uses_reverb(self) -> bool:
+        """Whether the replay buffer is a Reverb server, to which Python writes the experience."""
         return isinstance(self.replay, ReverbReplay)
+
+    @property
+    def loops_in_python(self) -> bool:
+        """Whether Python runs the loop; see `LearnerWorkflow`."""
+        return super().loops_in_python or self.uses_reverb
 
     def use_replay_server(self, address: str, reconnect_seconds: float | None = None) -> None:
         """Later runs use a running Reverb server.
@@ -324,7 +329,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             start = _BEGUN if begun else self.learning_starts
             own = {p.removeprefix(REPLAY): x for p, x in values.items() if p.startswith(REPLAY)}
             self._experience(state).load(own)
-            if self.loops_on_host:
+            if self.loops_in_python:
                 self.replay_buffer(state).cut()  # new episodes
         return self._with_start(state, start)
 
@@ -341,7 +346,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def setup_replay(self) -> ReplayBuffer:
         """Returns this process' empty replay buffer for a fresh run."""
-        if not self.loops_in_python:
+        if not self.uses_reverb:
             return self.replay.init()
         buffer = self.replay.part(self.replicas.num_workers).init(batch_size=self.batch_size)
         self._servers.add(buffer)
@@ -349,7 +354,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def setup_replay_buffer(self, key: tf.Tensor) -> dict[str, tf.Variable]:
         """Returns the variables of an empty buffer by path; none if it is on a server."""
-        if self.loops_in_python:
+        if self.uses_reverb:
             return {}
         with self.replicas.scope():
             return self.setup_replay().variables()  # type: ignore[attr-defined]
@@ -365,7 +370,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def make_runner(self, state: State) -> Runner:
         """Returns the runner of a state; with Reverb it holds the experience."""
-        if not self.loops_in_python:
+        if not self.uses_reverb:
             return super().make_runner(state)
         if changed := self.changed_hooks:
             raise UserError(
@@ -383,7 +388,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def copied(self, state: State, runner: Runner | None) -> State:
         """Returns a copy of a state in variables of its own; with Reverb, also of its server."""
-        if not self.loops_in_python:
+        if not self.uses_reverb:
             return super().copied(state, runner)
         if runner is None:
             raise UserError(
@@ -403,7 +408,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """Returns the experience of a state, on Reverb or in the graph."""
-        if self.loops_in_python:
+        if self.uses_reverb:
             return self._reverb(state)
         variables = as_variables(state.replay_buffer_state)
         return InGraphExperience(self, self.replay.over(variables, self.replicas))
@@ -448,14 +453,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return due if isinstance(due, int) else None
 
     @property
-    def overlaps(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether the rollout and the update of some phase run at the same time in a graph.
 
         An iteration then learns from a batch that was drawn before its own steps were added. Not
         with priorities: a learner step changes the priorities of the next draw. Nor if a subclass
         overrides `learn_from`.
         """
-        alone = not self.loops_on_host and not self.prioritized
+        alone = not self.loops_in_python and not self.prioritized
         return alone and not self._has_own_learning and self.always_due() == 1
 
     @property
@@ -471,7 +476,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if (
             run_stages is None
             or not run_stages.phase.learns
-            or self.loops_on_host
+            or self.loops_in_python
             or self._has_own_learning
             or "play" in self.changed_hooks
             or self.always_due() != 1
@@ -485,7 +490,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def times_stages(self, run_stages: Stages) -> bool:
         """Whether clocks time the stages; not where they run at the same time and would wait."""
         alone = self.replicas.num_workers == 1 and not on_host(self.env)
-        together = self.overlaps and run_stages.phase.learns
+        together = self.prefetches and run_stages.phase.learns
         return not (together and run_stages.modes["loop"] == "graph" and alone)
 
     # An iteration; traced.
@@ -525,7 +530,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         phase = self.phase_of(state) if run_stages is None else run_stages.phase
         state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
-        prefetches, fused = self.overlaps and phase.learns, self.fuses_sampling(run_stages)
+        prefetches, fused = self.prefetches and phase.learns, self.fuses_sampling(run_stages)
         if prefetches or fused:
             metrics, state = self._iterate_sampled(
                 state, key, act, prefetches=prefetches, fused=fused
@@ -586,7 +591,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         with stages.after((out, sample)):
             batch, update_key, _ = state.prefetched if prefetches else sample
             # The number of an iteration's steps is usually known without waiting for the rollout.
-            steps = self.steps_of_iteration or out.counts["env_steps"]
+            steps = self.fixed_steps_per_iteration or out.counts["env_steps"]
             env_steps = state.metrics.env_steps + steps
             metrics, state, _ = self._update_on(
                 state, batch, update_key, env_steps, inline=prefetches
@@ -597,7 +602,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def prefetch(self, state: State) -> State:
         """Draws the batch of the first iteration of a call, where batches are drawn ahead."""
         run_stages = stages.current()
-        if not self.overlaps or run_stages is None or not run_stages.phase.learns:
+        if not self.prefetches or run_stages is None or not run_stages.phase.learns:
             return state
         return self._prefetched(state, seeding.fold_in(state.key, state.metrics.iterations))
 
@@ -779,7 +784,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether an XLA update takes everything after a rollout into its program."""
-        if not self.loops_in_python:
+        if not self.uses_reverb:
             return True
         reads = not run_stages.phase.learns or self._reverb(state).fetches(run_stages)
         return not self.replicas.several and reads
@@ -793,10 +798,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def trials(self, state: State, run_stages: Stages) -> Trials:
         """Returns the stages of a run and how to time them."""
         trials = super().trials(state, run_stages)
-        fuses = not (self.loops_in_python and self.replicas.several)
-        return dataclasses.replace(
-            trials, prefers_fused=not self.loops_in_python, fuses_on_host=fuses
-        )
+        fuses = not (self.uses_reverb and self.replicas.several)
+        return dataclasses.replace(trials, prefers_fused=not self.uses_reverb, fuses_on_host=fuses)
 
     def trial_batch(self, state: State) -> Nest:
         """Returns a batch of zeros; the buffer may be empty."""

@@ -22,7 +22,7 @@ from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows.collectors import Collected, Collectors
-from tfrl.workflows.rollout_result import RolloutResult
+from tfrl.workflows.rollout_result import RolloutResult, merge_results
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import CompiledStage, Stages
 
@@ -127,7 +127,8 @@ class RolloutSource(abc.ABC):
             rows = tf.nest.map_structure(lambda x: x[:, start : start + share], trajectory)
             values = struct.values(agent_state)
             out = process(values, rows)
-            return workflow.merged(out, workflow.normalizer(values), None)
+            before, fields = workflow.normalizer(values), workflow.env.info_fields
+            return merge_results(replicas, out, before, None, fields)
 
         out = replicas.run(own, trajectory)
         common = replicas.any_replica(out.replace(batch=None))
@@ -202,7 +203,7 @@ class DeviceSource(RolloutSource):
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
         """Returns the stage of the run: the first function of a name is the run's, too."""
         workflow = self._workflow
-        if workflow.loops_on_host:
+        if workflow.loops_in_python:
             return self._stage(run_stages, random=False)
         return run_stages.stage("rollout", functools.partial(workflow.collect, action_fn=None))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,9 +10,6 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.ops._rows import where
 from tfrl.types import Nest
-
-if TYPE_CHECKING:
-    from tfrl.workflows.rollout_result import RolloutResult
 
 
 @struct.dataclass
@@ -110,14 +107,6 @@ class State(struct.Struct):
     replay_buffer_state: Any
     carry: Nest = None
     prefetched: Nest = None
-
-    def after(self, out: RolloutResult) -> State:
-        """Returns the state with the environments and counters after an iteration's rollout."""
-        metrics = self.metrics.counted(
-            *(out.counts[name] for name in ("env_steps", "episodes")),
-            *(out.metrics[name] for name in ("episode_return", "episode_length")),
-        )
-        return self.replace(metrics=metrics, env_state=out.env_state, carry=out.carry)
 
 
 def keys_of(key: tf.Tensor) -> list[tf.Tensor]:

@@ -68,7 +68,7 @@ class Iterating(Protocol):
         """Whether clocks time the stages where possible."""
 
     @property
-    def steps_of_iteration(self) -> int | None:
+    def fixed_steps_per_iteration(self) -> int | None:
         """Env steps of an iteration; None where their number varies."""
 
 
@@ -275,7 +275,7 @@ class Runner:
             state, *row = self._iterate(of(carried), run_stages)
             return leaves.carried(state), *row
 
-        per_row, steps = self._workflow.iterations_per_row, self._workflow.steps_of_iteration
+        per_row, steps = self._workflow.iterations_per_row, self._workflow.fixed_steps_per_iteration
         if per_row == 1:
             carried, *row = iterated(carried)
             return carried, done + 1, *row

@@ -338,7 +338,7 @@ class ActorCritic(NormalizingAgent):
             return self.network.train(params, inputs, key, mask=mask)
         starts = getattr(batch, "starts", None)
         if starts is None:  # sequences of one episode each
-            starts = tf.zeros(batch.log_prob.shape, tf.bool)
+            starts = tf.zeros_like(batch.log_prob, tf.bool)
         return self.network.train(
             params, inputs, key, carry=batch.state_in, starts=starts, mask=mask
         )
