@@ -1,9 +1,10 @@
 """The Learner, which trains modules.
 
 It holds `{module_id: module}` with their states as tf.Variables, optimizers, and one traced
-update: for each minibatch, for each position in the modules' lists of updates,
-losses and gradients (pure), the sum over replicas, postprocessing, finite guard, apply. Names and semantics follow RLlib's Learner,
-https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md lists the differences.
+update: for each minibatch, for each position in the modules' lists of updates, losses and gradients
+(pure), the sum over replicas, postprocessing, finite guard, apply. Names and semantics follow
+RLlib's Learner, https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md lists
+the differences.
 
 The class has the learner's content and hooks. Functions implement an update: `planning` splits
 minibatches, `update` loops over them, `train_step` is one gradient step.
