@@ -144,9 +144,9 @@ class TestUnwritable:
     @pytest.mark.parametrize(
         "error,words",
         [
-            (PermissionError(13, "Permission denied"), "no write permission"),
-            (OSError(30, "Read-only file system"), "a read-only file system"),
-            (OSError(28, "No space left on device"), "a full disk"),
+            (PermissionError(13, "Permission denied"), "no write permission. Choose"),
+            (OSError(30, "Read-only file system"), "a read-only file system. Choose"),
+            (OSError(28, "No space left on device"), "a full disk. Free disk space, or choose"),
         ],
     )
     def test_reasons(self, tmp_path, monkeypatch, error, words):
@@ -155,7 +155,7 @@ class TestUnwritable:
 
         with monkeypatch.context() as refusing:
             refusing.setattr(pathlib.Path, "touch", refuse)
-            with pytest.raises(UserError, match=f"got {words}. Choose another --root_dir"):
+            with pytest.raises(UserError, match=f"got {words} another --root_dir"):
                 RunFolder(tmp_path).prepare()
 
 

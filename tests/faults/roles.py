@@ -50,7 +50,7 @@ LINES = {
     "variable-server": _KILLED.format("server"),
     "evaluate": _KILLED.format("evaluator"),
     "launch": "Stopped by SIGTERM: the same command goes on",
-    "disk": "No space left on device",
+    "disk": "has failed with exit code 2: .*got a full disk",
 }
 
 

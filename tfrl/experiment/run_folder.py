@@ -1,6 +1,7 @@
 """The folder of a run: layout, checks at the start, metadata and summary."""
 
 import dataclasses
+import errno
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping
@@ -210,6 +211,8 @@ class RunFolder:
 
     def _unwritable(self, error: OSError) -> UserError:
         remedy = "Choose another --root_dir."
+        if error.errno == errno.ENOSPC:
+            remedy = "Free disk space, or choose another --root_dir."
         return files.unwritable(f"root_dir {self.root}", error, remedy=remedy)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
