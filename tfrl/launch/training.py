@@ -167,7 +167,7 @@ _STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
 
 def train(
     settings: Settings,
-    flags: StartOptions,
+    options: StartOptions,
     root_dir: str,
     termination: Termination,
     started: float,
@@ -177,7 +177,7 @@ def train(
 
     Args:
       settings: The settings from gin.
-      flags: How the run starts.
+      options: How the run starts.
       root_dir: The run folder.
       termination: Reports SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
@@ -189,14 +189,14 @@ def train(
     Raises:
       UserError: For user errors and for a non-finite loss.
     """
-    settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
+    settings = settings.replace(root_dir=root_dir, video_seed=options.seed)
     group = settings.workflow.worker_group
     if group is not None and not group.is_chief:
-        return _follow(settings, flags, termination, group, callbacks)
+        return _follow(settings, options, termination, group, callbacks)
     folder = RunFolder(root_dir)
-    with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
-        resumes = _meet(settings.workflow, flags, resumes)
-        return _train(_Run(settings, flags, resumes), termination, started, callbacks)
+    with _prepared(folder, options.if_exists) as resumes, _scratch(folder.root):
+        resumes = _meet(settings.workflow, options, resumes)
+        return _train(_Run(settings, options, resumes), termination, started, callbacks)
 
 
 @contextlib.contextmanager
@@ -214,18 +214,18 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _meet(workflow: Workflow, flags: StartOptions, resumes: bool = False) -> bool:
+def _meet(workflow: Workflow, options: StartOptions, resumes: bool = False) -> bool:
     """Waits until the chief has locked the folder; returns whether it has a run to resume."""
     if workflow.worker_group is None:
         return resumes
     workflow.worker_group.barrier("the run folder")
-    multi_worker.check_same_command(workflow, seed=flags.seed)
+    multi_worker.check_same_command(workflow, seed=options.seed)
     return bool(workflow.worker_group.broadcast(resumes))
 
 
 def _follow(
     settings: Settings,
-    flags: StartOptions,
+    options: StartOptions,
     termination: Termination,
     group: WorkerGroup,
     callbacks: Sequence[Any],
@@ -235,9 +235,9 @@ def _follow(
     Every process reads the folder, so it must be on a shared file system.
     """
     workflow = settings.workflow
-    resumes = _meet(workflow, flags)
+    resumes = _meet(workflow, options)
     working_copy.refresh(RunFolder(str(settings.root_dir)).root)
-    state = _Run(settings, flags, resumes).start()
+    state = _Run(settings, options, resumes).start()
     group.barrier("the restored state")
     if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
@@ -298,7 +298,7 @@ def _train(run: "_Run", termination: Termination, started: float, callbacks: Seq
     if group is not None:
         group.broadcast(int(unfinished))
     if unfinished:
-        finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+        finish(run.folder, settings, state, seed=run.options.seed, stopped_by=reason)
         working_copy.publish(run.folder.root)
     if group is not None:
         group.barrier("the end")  # a worker that left earlier would look lost
@@ -365,14 +365,14 @@ def _locked(root: pathlib.Path) -> files.DirectoryLock:
 
 def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] | None:
     """Reads the metadata of the run to resume, and raises for settings that contradict it."""
-    folder, flags = run.folder, run.flags
+    folder, options = run.folder, run.options
     required = ("seed", "configuration", "compile_choices")
     old = folder.read_metadata(required) if run.resumes else None
     if old is not None:
         before = gin_registry.completed(old["configuration"], configuration)
         folder.check_same_configuration(
             {"--seed": old["seed"], **before},
-            {"--seed": flags.seed, **gin_registry.as_written(configuration, before)},
+            {"--seed": options.seed, **gin_registry.as_written(configuration, before)},
             allowed={*MAY_CHANGE, *gin_registry.with_same_macro(BUDGET, is_schedule)},
         )
         multi_worker.check_replicas(folder, old, run.workflow)
@@ -409,10 +409,10 @@ class _StopWhenAsked(Callback):
 class _Run:
     """A run folder with its settings and workflow."""
 
-    def __init__(self, settings: Settings, flags: StartOptions, resumes: bool):
+    def __init__(self, settings: Settings, options: StartOptions, resumes: bool):
         self.settings = settings
         self.workflow = settings.workflow
-        self.flags = flags
+        self.options = options
         self.folder = RunFolder(str(settings.root_dir))
         self.resumes = resumes
         self._restored_metric: float | None = None
@@ -424,7 +424,7 @@ class _Run:
         old = _old_metadata(self, configuration)
         if old is not None and old["compile_choices"]:
             workflow.use_compile(old["compile_choices"])
-        state = workflow.setup(self.flags.seed)
+        state = workflow.setup(self.options.seed)
         leads = workflow.worker_group is None or workflow.worker_group.is_chief
         manager = CheckpointManager(self.folder.checkpoints, read_only=not leads, log=say)
         restored = multi_worker.restore(manager, workflow.worker_group)
@@ -456,10 +456,10 @@ class _Run:
     ) -> None:
         """Writes the run's metadata, or logs how it differs from the run's first start."""
         new = metadata_lib.collect(
-            seed=self.flags.seed,
+            seed=self.options.seed,
             compile_choices=choices,
             configuration=configuration,
-            flags={name: getattr(self.flags, name) for name in _STORED_FLAGS},
+            flags={name: getattr(self.options, name) for name in _STORED_FLAGS},
             num_replicas=self.workflow.replicas.num_replicas,
         )
         if old is None:

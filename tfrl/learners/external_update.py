@@ -16,8 +16,8 @@ def partition(
     updates: Mapping[str, Update | ExternalUpdate],
 ) -> tuple[dict[str, ExternalUpdate], dict[str, Update]]:
     """Splits `{module_id: update}` into external updates and gradient updates."""
-    own = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
-    return own, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
+    external = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
+    return external, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
 def only_external_updates(module: object) -> bool:

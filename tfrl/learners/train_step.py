@@ -212,8 +212,8 @@ class _TrainStep:
                 computed[m].update({prefix + n: due for n in row})
 
         for k, positioned in enumerate(self.positions()):
-            own, updates = partition(positioned)
-            for m, update in own.items():
+            external, updates = partition(positioned)
+            for m, update in external.items():
                 row, finite_m = self._external_step(state, k, m, update, minibatch)
                 all_finite[m] &= finite_m
                 report(m, update, row, None)
@@ -440,10 +440,9 @@ class _TrainStep:
         )
         if self._replicas.several:
             extremes = traced_metrics.extremes(self.logged, metrics, self._replicas.gather)
-            gradients, losses, metrics, floats = self._replicas.sum(
+            gradients, losses, metrics, param_updates = self._replicas.sum(
                 [gradients, losses, metrics, self._shares(param_updates, minibatch)]
             )
-            param_updates = floats
             metrics = {m: {**row, **extremes.get(m, {})} for m, row in metrics.items()}
         refs = self._trained_refs(updates)
         named: ParamDict = dict(zip(refs, gradients, strict=True))
