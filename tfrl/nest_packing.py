@@ -152,6 +152,19 @@ class HostPacker:
         return tf.nest.pack_sequence_as(self._form, [leaves[i] for i in range(len(self._specs))])
 
 
+def array_of(leaf: Any) -> np.ndarray:
+    """Returns a leaf in NumPy.
+
+    A variable is read by its kernel, in a third of the time of `numpy()`. That makes two tensors,
+    and TensorFlow keeps 46 bytes of each eager tensor for the life of the process.
+    """
+    if type(leaf) is np.ndarray:
+        return leaf
+    if isinstance(leaf, tf.Variable) and not isinstance(leaf, tf.distribute.DistributedValues):
+        leaf = tf.raw_ops.ReadVariableOp(resource=leaf.handle, dtype=leaf.dtype)
+    return np.asarray(leaf)
+
+
 # Functions for plain nests in Python: `tf.nest` takes 10 to 20 microseconds.
 
 

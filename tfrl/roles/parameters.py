@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UnavailableError, UserError
-from tfrl.nest_packing import builder
+from tfrl.nest_packing import array_of, builder
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_server
 from tfrl.replay.reverb.factory import check_address
@@ -104,7 +104,7 @@ def publish(client: Any, published: Published) -> None:
     nest = {
         _ENV_STEPS: np.int64(published.env_steps),
         _FINISHED: np.bool_(published.finished),
-        _POLICY: {p: x.numpy() for p, x in struct.paths(published.agent_state).items()},
+        _POLICY: {p: array_of(x) for p, x in struct.paths(published.agent_state).items()},
         _PRIORITY: np.float64(published.new_priority),
         _REQUEST: np.int64(published.request),
         _TRAIN_STEP: np.int64(published.learner_steps),
