@@ -208,6 +208,8 @@ def test_a_job_whose_servers_are_lost_again_and_again(seconds, lines, tmp_path, 
 
     monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", seconds)
     monkeypatch.setattr(ray_engine, "RayEngine", Engine)
+    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(ray_address=None))
+    monkeypatch.setattr(ray_engine, "flags", flags)
     monkeypatch.setattr(ray_engine, "require", lambda *_: None)
     monkeypatch.setattr(ray_engine, "cluster", lambda *_: contextlib.nullcontext())
     code = ray_engine.run(

@@ -132,10 +132,6 @@ def roles(
         f"--wait_seconds={options.wait_seconds:g}",
     ]
     root, count = options.root_dir, options.collectors
-
-    def make_role(kind: str, index: int, binary: str, flags: Sequence[str]) -> Role:
-        return Role(kind, index, binary, tuple(flags))
-
     result = []
     for i, address in enumerate(addresses):
         serving = [
@@ -147,19 +143,19 @@ def roles(
             serving.append(f"--num_servers={len(addresses)}")
         if bind:
             serving.append(f"--bind={bind}")
-        result.append(make_role(SERVER, i, "reverb_server", [*experiment, *serving]))
+        result.append(Role(SERVER, i, "reverb_server", (*experiment, *serving)))
     learning = [f"--root_dir={root}", *options.learner_flags]
     for i in range(max(len(learner_addresses), 1)):
-        learner = make_role(LEARNER, i, "learn", [*meeting, *learning])
+        learner = Role(LEARNER, i, "learn", (*meeting, *learning))
         result.append(learner.as_worker(learner_addresses) if learner_addresses else learner)
     for i in range(count):
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}", *options.collector_flags]
-        result.append(make_role(COLLECTOR, i, "collect", flags))
+        result.append(Role(COLLECTOR, i, "collect", tuple(flags)))
     if options.evaluators:
         # The gin files allow it to import the modules that the run folder names; until the learner
         # writes the folder, it has an earlier start's configuration. The engine watches the
         # learner, so the evaluator waits for checkpoints without a limit.
         heartbeats = f"--heartbeat_server={addresses[0]}"
         flags = [*experiment, f"--root_dir={root}", "--watch", heartbeats, "--wait_seconds=inf"]
-        result.append(make_role(EVALUATOR, 0, "evaluate", flags))
+        result.append(Role(EVALUATOR, 0, "evaluate", tuple(flags)))
     return result

@@ -58,8 +58,6 @@ _GRACE_SECONDS = {SERVER: 120, LEARNER: 120, COLLECTOR: 30, EVALUATOR: 30}
 _STARTS_AFTER = {LEARNER: SERVER, COLLECTOR: LEARNER, EVALUATOR: LEARNER}
 # The flag whose value ends with the index of a role's process.
 _NUMBERED = {SERVER: "--root_dir=", COLLECTOR: "--task_id="}
-# The exit code of a user error: another pod would fail the same way.
-_MISTAKE = 2
 _FOR_EVER = 2**31 - 1  # the most pods
 # Host names have at most 63 characters; role, numbers and a random suffix take the rest.
 _MOST_NAME = 40
@@ -322,7 +320,7 @@ def _annotation(variable: str, annotation: str) -> dict[str, Any]:
 
 def _failure_rules(kind: str) -> list[dict[str, Any]]:
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
+    mistake = {"containerName": kind, "operator": "In", "values": [UserError.exit_code]}
     ignored = {"action": "Ignore", "onPodConditions": [evicted]}
     fatal = {"action": "FailJob", "onExitCodes": mistake}
     return [ignored] if kind == EVALUATOR else [ignored, fatal]

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfrl.errors import UnavailableError, UserError
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, ROLE_VARIABLE, SERVER, Role
 from tfrl.launch.processes import child_of
 from tfrl.launch.termination import Termination
@@ -44,10 +45,6 @@ _SEE_SECONDS = 30.0
 _NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
 # Seconds that workers may take to notice that one of them is lost; see docs/replicas.md.
 _FALL_SECONDS = 15.0
-# The exit code of a user error: a restart would fail the same way.
-_MISTAKE = 2
-# The exit code of a process that has waited in vain for others.
-_UNAVAILABLE = 75
 
 
 @dataclasses.dataclass
@@ -277,10 +274,11 @@ class LocalEngine:
     def _restart(self, unit: list[Process], failed: Process) -> int:
         """Schedules the restart of a unit; returns the exit code if it has failed for good."""
         self._let_fall(unit)
-        mistake = next((p for p in unit if p.code == _MISTAKE), None)
+        mistake = next((p for p in unit if p.code == UserError.exit_code), None)
         failed = mistake or failed
         code, name = failed.code or 0, failed.role.name
-        waited = self._wait_seconds if failed.code == _UNAVAILABLE else 0.0  # at most, in vain
+        # At most, in vain.
+        waited = self._wait_seconds if failed.code == UnavailableError.exit_code else 0.0
         if time.monotonic() - failed.started > HEALTHY_SECONDS + waited:
             for process in unit:
                 process.failures = 0

@@ -35,7 +35,7 @@ flags.DEFINE_string(
 _LOOK_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # unused; Ray's minimum is 75 MB
-_LOST, _MISTAKE, _NO_ROOM = 137, 2, 75
+_LOST = 137
 
 
 class RoleProcess:
@@ -138,7 +138,8 @@ class _RemoteProcess:
                 self._ray.get(started, timeout=seconds)
             except self._ray.exceptions.GetTimeoutError:
                 yield f"No node had room for it within {seconds:g} s: {_format_amounts(asked)}.\n"
-                code = _NO_ROOM if _has_node_for(self._ray, asked) else _MISTAKE
+                fits = _has_node_for(self._ray, asked)
+                code = (UnavailableError if fits else UserError).exit_code
             while code is None:
                 lines, code = self._ray.get(self._actor.poll.remote())
                 yield from lines

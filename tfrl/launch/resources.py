@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from tfrl.errors import UserError
+from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER
 
 flags.DEFINE_multi_string(
     "resources",
@@ -15,7 +16,7 @@ flags.DEFINE_multi_string(
     "learner:cpu=4,memory=16Gi,gpu=1; may be repeated (kubernetes, ray; local: gpu only).",
 )
 
-KINDS = ("server", "learner", "collector", "evaluator")
+KINDS = (SERVER, LEARNER, COLLECTOR, EVALUATOR)
 _AMOUNTS = {
     "cpu": r"\d+(\.\d+)?|\d+m",
     "memory": r"\d+(Ki|Mi|Gi|Ti|k|M|G|T)?",
@@ -68,7 +69,7 @@ def parsed(values: Sequence[str]) -> RoleResources:
 
 def gpu_kinds(resources: RoleResources) -> list[str]:
     """Returns the roles whose processes see GPUs: the learner, and those that ask for them."""
-    return [k for k in KINDS if int(resources.of(k).get("gpu", k == "learner"))]
+    return [k for k in KINDS if int(resources.of(k).get("gpu", k == LEARNER))]
 
 
 def in_cores(cpu: str) -> float:

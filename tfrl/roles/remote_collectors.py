@@ -49,6 +49,8 @@ from tfrl.workflows.collectors import (
 )
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
+# The least seconds between two publications; on-policy, each batch has one in any case.
+_PUBLISH_SECONDS = 0.2
 # Seconds between two polls for the collectors' experience.
 _LOOK_SECONDS = 0.05
 _WAIT_SECONDS = 0.01
@@ -74,7 +76,6 @@ class RemoteCollectors(Collectors):
         workflow: LearnerWorkflow,
         connection: Connection,
         *,
-        publish_seconds: float,
         wait_seconds: float,
         log: Callable[[str], None],
         stops: Callable[[], bool],
@@ -84,7 +85,6 @@ class RemoteCollectors(Collectors):
         Args:
           workflow: The workflow that the learner trains; it no longer plays.
           connection: The connection to the server of parameters and reports.
-          publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for experience.
           log: Takes lines for the user.
           stops: Returns whether this process must end.
@@ -98,7 +98,7 @@ class RemoteCollectors(Collectors):
         self._stops, self._idle = stops, (-1, 0.0)  # learner steps when it was asked, and when
         connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
-        self._publish_seconds, self.wait_seconds, self._log = publish_seconds, wait_seconds, log
+        self.wait_seconds, self._log = wait_seconds, log
         self._env_steps = self._episodes = 0
         self._published = -np.inf
         self._request = 0
@@ -176,7 +176,7 @@ class RemoteCollectors(Collectors):
 
     def _is_due(self) -> bool:
         """Whether this process should publish parameters."""
-        return self._leads and time.monotonic() - self._published >= self._publish_seconds
+        return self._leads and time.monotonic() - self._published >= _PUBLISH_SECONDS
 
     def _publish(self, agent_state: Nest, finished: bool = False) -> None:
         now = parameters.Published(
@@ -337,7 +337,6 @@ class ReplayCollectors(RemoteCollectors):
         replay_server: str,
         variable_server: str | None = None,
         *,
-        publish_seconds: float = 0.2,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
         stops: Callable[[], bool] = lambda: False,
@@ -350,7 +349,6 @@ class ReplayCollectors(RemoteCollectors):
             separated by commas.
           variable_server: "host:port" of the server of parameters and reports; None for the first
             replay server.
-          publish_seconds: The least seconds between two publications of parameters.
           wait_seconds: Seconds to wait for the servers and for experience.
           log: Takes lines for the user.
           stops: Returns whether this process must end.
@@ -379,7 +377,6 @@ class ReplayCollectors(RemoteCollectors):
         super().__init__(
             workflow,
             connection,
-            publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
             stops=stops,
@@ -547,7 +544,6 @@ class RolloutCollectors(RemoteCollectors):
         *,
         synchronous: bool | None = None,
         max_policy_lag: int | None = None,
-        publish_seconds: float = 0.0,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
         stops: Callable[[], bool] = lambda: False,
@@ -562,8 +558,6 @@ class RolloutCollectors(RemoteCollectors):
           max_policy_lag: The most learner steps between acting and learning; older rollouts, and
             those of policies that a restored learner has lost, are dropped and counted. None for no
             bound.
-          publish_seconds: The least seconds between two publications of parameters; a synchronous
-            learner publishes for every batch.
           wait_seconds: Seconds to wait for the server and for experience.
           log: Takes lines for the user.
           stops: Returns whether this process must end.
@@ -587,7 +581,6 @@ class RolloutCollectors(RemoteCollectors):
         super().__init__(
             workflow,
             connection,
-            publish_seconds=publish_seconds,
             wait_seconds=wait_seconds,
             log=log,
             stops=stops,
@@ -630,7 +623,7 @@ class RolloutCollectors(RemoteCollectors):
         del key, waits
         if self._synchronous:
             self._request = max(self._of_all(self._request)) + 1
-        if self._is_due() or (self._synchronous and self._leads):
+        if self._leads:
             self._publish(agent_state)
         rollouts, lags = self._gather(agent_state)
         joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]

@@ -189,8 +189,6 @@ class Heartbeat:
         return max(deadline, since + _FOUND_SECONDS)
 
 
-reverb = library.reverb()
-
 T = TypeVar("T")
 
 # Seconds between two looks of a waiting guarded call at the server's state.
