@@ -327,4 +327,4 @@ def _show(title: str, figures: dict[str, Any]) -> None:
 
 def run() -> None:
     """Entry point of `tfrl-evaluate` and `bin/evaluate.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    app.run(main, doc=DOC, argv=sys.argv, without=("if_exists",))

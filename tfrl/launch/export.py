@@ -130,4 +130,4 @@ def _is_export(folder: pathlib.Path | str) -> bool:
 
 def run() -> None:
     """Entry point of `tfrl-export` and `bin/export.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    app.run(main, doc=DOC, argv=sys.argv, without=("if_exists",))
