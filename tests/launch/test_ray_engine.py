@@ -241,7 +241,9 @@ def test_a_cluster_without_room(ray, tmp_path):
         ray.full = True
         assert made.run(termination.Termination()) == code
         assert f"learner-0 | No node had room for it within 5 s: cpu={cores}." in said
-        assert made.processes[1].restarts == restarts
+        # The server, which has no room either, may be the first to fail for good.
+        counts = [process.restarts for process in made.processes]
+        assert (counts[1] if code == 2 else max(counts)) == restarts
 
 
 def test_a_cluster_that_is_not_there():
