@@ -13,6 +13,7 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import parameters
+from tfrl.roles.remote_collectors import StateReader
 
 FORM = {"net": [tf.zeros([2, 3]), tf.zeros([3])], "count": tf.constant(0, tf.int64)}
 
@@ -181,3 +182,16 @@ def test_another_server_is_refused():
     ):
         parameters.connect(server.address, 1.0, print)
     server.stop()
+
+
+def test_a_state_is_read_in_one_call():
+    reader = StateReader()
+    state = {"a": tf.Variable([[1.0, 2.0]]), "b": tf.constant(3, tf.int64), "c": tf.Variable(4.0)}
+    for number in (1.0, 5.0):
+        state["c"].assign(number)
+        read = reader.arrays(state)
+        assert read["a"].tolist() == [[1.0, 2.0]] and read["a"].dtype == np.float32
+        assert (read["b"], read["c"]) == (3, number) and read["b"].dtype == np.int64
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        several = {"x": tf.Variable([1.0, 2.0])}
+    assert reader.arrays(several)["x"].tolist() == [1.0, 2.0]
