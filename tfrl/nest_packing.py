@@ -155,8 +155,8 @@ class HostPacker:
 def array_of(leaf: Any) -> np.ndarray:
     """Returns a leaf in NumPy.
 
-    A variable is read by its kernel, in a third of the time of `numpy()`. That makes two tensors,
-    and TensorFlow keeps 46 bytes of each eager tensor for the life of the process.
+    A variable is read by its kernel, in a third of the time of `numpy()` and with one eager tensor
+    in place of two.
     """
     if type(leaf) is np.ndarray:
         return leaf

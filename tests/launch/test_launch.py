@@ -124,17 +124,21 @@ os.kill(os.getpid(), 9)
         time.sleep(0.02)
 
 
+def counting(path, then):
+    """A program that knows the number `n` of its starts before this one."""
+    return f"""
+import pathlib, sys, time
+count = pathlib.Path({str(path)!r})
+n = len(count.read_text()) if count.exists() else 0
+count.write_text("x" * (n + 1))
+{then}
+"""
+
+
 def test_failures_long_after_each_other_are_not_counted_together(tmp_path, monkeypatch):
     monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", 0.6)  # a start may take that long
     count = tmp_path / "count"
-    learner = f"""
-import pathlib, sys, time
-count = pathlib.Path({str(count)!r})
-n = len(count.read_text()) if count.exists() else 0
-count.write_text("x" * (n + 1))
-time.sleep(0.7 if n < 3 else 0.0)
-sys.exit(1)
-"""
+    learner = counting(count, "time.sleep(0.7 if n < 3 else 0.0); sys.exit(1)")
     made, said = engine(tmp_path, {"learner-0": learner}, max_restarts=1)
     assert made.run(termination.Termination()) == 1
     # Three after a long time, then one at once, and the last.
@@ -152,15 +156,9 @@ def test_waiting_in_vain_counts_however_long_it_took(tmp_path, monkeypatch):
 
 def test_a_wait_in_vain_after_a_long_time_begins_the_count_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(local_engine, "HEALTHY_SECONDS", 0.1)
-    count = tmp_path / "count"
-    learner = f"""
-import pathlib, sys, time
-count = pathlib.Path({str(count)!r})
-n = len(count.read_text()) if count.exists() else 0
-count.write_text("x" * (n + 1))
-time.sleep(0.5 if n < 3 else 0.0)
-sys.exit(75 if n < 3 else 0)
-"""
+    learner = counting(
+        tmp_path / "count", "time.sleep(0.5 if n < 3 else 0.0); sys.exit(75 * (n < 3))"
+    )
     programs = {"server-0": SERVES, "learner-0": learner}
     made, _ = engine(tmp_path, programs, max_restarts=1, wait_seconds=0.2)
     assert made.run(termination.Termination()) == 0

@@ -61,10 +61,10 @@ class Job:
         return info.rate_limiter_info.insert_stats.completed
 
 
-def advance(learner, state, until):
+def advance(learner, state, until, iterations=8):
     rows = []
     while learner.env_steps(state) < until:
-        done = learner.advance(state, 8, until)
+        done = learner.advance(state, iterations, until)
         state, rows = done.state, [*rows, *done.rows]
     return state, rows
 

@@ -13,7 +13,6 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import parameters
-from tfrl.roles.remote_collectors import StateReader
 
 FORM = {"net": [tf.zeros([2, 3]), tf.zeros([3])], "count": tf.constant(0, tf.int64)}
 
@@ -185,7 +184,7 @@ def test_another_server_is_refused():
 
 
 def test_a_state_is_read_in_one_call():
-    reader = StateReader()
+    reader = parameters.AgentStateReader()
     state = {"a": tf.Variable([[1.0, 2.0]]), "b": tf.constant(3, tf.int64), "c": tf.Variable(4.0)}
     for number in (1.0, 5.0):
         state["c"].assign(number)

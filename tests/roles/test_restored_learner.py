@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.roles.jobs import advance
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.launch import settings
 from tfrl.roles import tables
@@ -50,20 +51,12 @@ def learner():
     return made
 
 
-def trained(workflow, state, until):
-    rows = []
-    while workflow.env_steps(state) < until:
-        done = workflow.advance(state, 2, until)
-        state, rows = done.state, [*rows, *done.rows]
-    return state, rows
-
-
 def test_the_same_rollouts_lead_to_the_same_learner(tmp_path):
     workflow = learner()
-    state, first = trained(workflow, workflow.setup(0), 64)
+    state, first = advance(workflow, workflow.setup(0), 64, iterations=2)
     workflow.save(state, tmp_path)
-    state, rows = trained(workflow, state, 160)
-    other, again = trained(workflow, workflow.restore(tmp_path), 160)
+    state, rows = advance(workflow, state, 160, iterations=2)
+    other, again = advance(workflow, workflow.restore(tmp_path), 160, iterations=2)
 
     # 200 agent steps from 2e-3 to 0, of which 64 were behind the first row that follows.
     np.testing.assert_allclose(again[0]["learning_rate"], 2e-3 * (1 - 64 / 200), rtol=1e-5)

@@ -277,7 +277,7 @@ class LocalEngine:
         mistake = next((p for p in unit if p.code == UserError.exit_code), None)
         failed = mistake or failed
         code, name = failed.code or 0, failed.role.name
-        # At most, in vain.
+        # A process that ends with this code may have waited so long for another one.
         waited = self._wait_seconds if failed.code == UnavailableError.exit_code else 0.0
         if time.monotonic() - failed.started > HEALTHY_SECONDS + waited:
             for process in unit:

@@ -262,16 +262,16 @@ class RayEngine(LocalEngine):
         return super()._look()
 
     def restarts_all(self, failures: int) -> bool:
-        """Says whether the job starts again, after so many restarts without its servers' nodes."""
+        """Returns whether the job starts again with other servers, and prints it.
+
+        Args:
+          failures: How often it has started again already.
+        """
         starts = failures < self._max_restarts
-        self._tell(
-            "The node of a server is lost: "
-            + (
-                f"all processes are started again ({failures + 1} of {self._max_restarts})."
-                if starts
-                else f"the job has failed after {failures} restarts."
-            )
-        )
+        what = f"all processes are started again ({failures + 1} of {self._max_restarts})"
+        if not starts:
+            what = f"the job has failed after {failures} restarts"
+        self._tell(f"The node of a server is lost: {what}.")
         return starts
 
 

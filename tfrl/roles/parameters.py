@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UnavailableError, UserError
 from tfrl.nest_packing import array_of, builder
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
@@ -21,6 +22,7 @@ from tfrl.replay.reverb.connection import Connection, await_server
 from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
 from tfrl.types import Nest
+from tfrl.workflows.fast_call import JoinedOutputs
 
 # TF-Agents' names: `reverb_variable_container.DEFAULT_TABLE`, `POLICY_KEY`, `TRAIN_STEP_KEY`.
 TABLE = "variables"
@@ -92,6 +94,28 @@ def make_table(agent_state: Nest) -> Any:
         rate_limiter=library.rate_limiters.MinSize(1),
         signature=signature(agent_state),
     )
+
+
+class AgentStateReader:
+    """Reads an agent's state in one call with a tensor per dtype.
+
+    TensorFlow keeps 46 bytes of each eager tensor for the life of the process.
+    """
+
+    def __init__(self) -> None:
+        """Traces at the first call."""
+        self._joined = JoinedOutputs()
+        self._read = tf.function(counted_separately(self._join), autograph=False)
+
+    def _join(self, *leaves: Any) -> list[tf.Tensor]:
+        return self._joined.join([tf.convert_to_tensor(x) for x in leaves])
+
+    def arrays(self, agent_state: Nest) -> Nest:
+        """Returns a state of tensors or variables in NumPy."""
+        leaves = tf.nest.flatten(agent_state)
+        if any(isinstance(x, tf.distribute.DistributedValues) for x in leaves):
+            return tf.nest.map_structure(array_of, agent_state)
+        return tf.nest.pack_sequence_as(agent_state, self._joined.arrays(self._read(*leaves)))
 
 
 def publish(client: Any, published: Published) -> None:

@@ -10,11 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UnavailableError, UserError
-from tfrl.nest_packing import array_of
 from tfrl.ops import statistics
 from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
@@ -49,7 +47,6 @@ from tfrl.workflows.collectors import (
     Collectors,
     WaitEndedError,
 )
-from tfrl.workflows.fast_call import JoinedOutputs
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # The least seconds between two publications; on-policy, each batch has one in any case.
@@ -65,28 +62,6 @@ _SILENT_SECONDS = 10.0
 # Seconds without a learner step after which a learner that waits obeys a signal. Several workers
 # have more time for an end that all agree on, with a checkpoint.
 _IDLE_SECONDS, _IDLE_SECONDS_OF_WORKERS = 2.0, 8.0
-
-
-class StateReader:
-    """Reads an agent's state in one call with a tensor per dtype.
-
-    TensorFlow keeps 46 bytes of each eager tensor for the life of the process.
-    """
-
-    def __init__(self) -> None:
-        """Traces at the first call."""
-        self._joined = JoinedOutputs()
-        self._read = tf.function(counted_separately(self._join), autograph=False)
-
-    def _join(self, *leaves: Any) -> list[tf.Tensor]:
-        return self._joined.join([tf.convert_to_tensor(x) for x in leaves])
-
-    def arrays(self, agent_state: Nest) -> Nest:
-        """Returns a state of tensors or variables in NumPy."""
-        leaves = tf.nest.flatten(agent_state)
-        if any(isinstance(x, tf.distribute.DistributedValues) for x in leaves):
-            return tf.nest.map_structure(array_of, agent_state)
-        return tf.nest.pack_sequence_as(agent_state, self._joined.arrays(self._read(*leaves)))
 
 
 class RemoteCollectors(Collectors):
@@ -124,7 +99,7 @@ class RemoteCollectors(Collectors):
         connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
         self.wait_seconds, self._log = wait_seconds, log
-        self._reader = StateReader()
+        self._reader = parameters.AgentStateReader()
         self._env_steps = self._episodes = 0
         self._published = -np.inf
         self._request = 0
