@@ -138,6 +138,22 @@ def collector_tables(gin_file: str) -> list[Any]:
     return tables.make_tables(_unlimited(gin_file), 1)
 
 
+def _one_process(gin_file: str) -> Callable[[float], int]:
+    """Collects in this process, with replay in the graph and no learner; returns env steps."""
+    workflow = _workflow(gin_file)
+    workflow.random_steps, workflow.learning_starts = 0, 10**9
+    state = workflow.setup(0)
+
+    def collect(seconds: float) -> int:
+        nonlocal state
+        begin, steps = time.monotonic(), int(state.metrics.env_steps)
+        while time.monotonic() - begin < seconds:
+            state = workflow.advance(state, iterations=20).state
+        return int(state.metrics.env_steps) - steps
+
+    return collect
+
+
 def collector_case(gin_file: str, rounds: int, seconds: float) -> None:
     """Prints the env steps/s and CPU time of a collector with and without writing."""
     from tfrl.replay.reverb.library import reverb
@@ -151,31 +167,37 @@ def collector_case(gin_file: str, rounds: int, seconds: float) -> None:
         client = reverb().Client(address)
         parameters.publish(client, parameters.Published(form, 1, 0, False))
         collector = ReplayCollector(workflow, address)
-        write = collector.write
+        write, in_one = collector.write, _one_process(gin_file)
         cpu: dict[str, list[float]] = {}
 
-        def run(writes: bool) -> Callable[[], float]:
+        def collect(for_seconds: float) -> int:
+            begin, steps = time.monotonic(), collector.env_steps
+            collector.run(lambda: time.monotonic() - begin > for_seconds)
+            return collector.env_steps - steps
+
+        def run(name: str) -> Callable[[], float]:
             def once() -> float:
-                collector.write = write if writes else lambda *_: None  # type: ignore[method-assign]
-                begin, steps = time.monotonic(), collector.env_steps
-                own, other = time.process_time(), _cpu_seconds(process.pid or 0)
-                collector.run(lambda: time.monotonic() - begin > seconds)
-                done = collector.env_steps - steps
+                collector.write = write if name == "writes" else lambda *_: None  # type: ignore[method-assign]
+                begin, own = time.monotonic(), time.process_time()
+                other = _cpu_seconds(process.pid or 0)
+                done = in_one(seconds) if name == "one_process" else collect(seconds)
                 used = time.process_time() - own, _cpu_seconds(process.pid or 0) - other
                 for role, spent in zip(("", "server_"), used, strict=True):
-                    name = f"{role}cpu_us_{'writes' if writes else 'plays'}"
-                    cpu.setdefault(name, []).append(1e6 * spent / done)
+                    cpu.setdefault(f"{role}cpu_us_{name}", []).append(1e6 * spent / done)
                 return done / (time.monotonic() - begin)
 
             return once
 
-        rates = measure.alternate({"writes": run(True), "plays": run(False)}, rounds)
+        cases = ("writes", "plays", "one_process")
+        rates = measure.alternate({name: run(name) for name in cases}, rounds)
         collector.close()
     figures = measure.medians(rates)
     figures |= {name: round(statistics.median(spent), 2) for name, spent in cpu.items()}
-    ratio = round(figures["writes"] / figures["plays"], 3)
-    cpu_ratio = round(figures["cpu_us_plays"] / figures["cpu_us_writes"], 3)
-    measure.emit(case="collector", gin_file=gin_file, ratio=ratio, cpu_ratio=cpu_ratio, **figures)
+    for case in cases[1:]:
+        figures[f"ratio_{case}"] = round(figures["writes"] / figures[case], 3)
+        own = figures[f"cpu_us_{case}"] / figures["cpu_us_writes"]
+        figures[f"cpu_ratio_{case}"] = round(own, 3)
+    measure.emit(case="collector", gin_file=gin_file, **figures)
 
 
 # Frames.

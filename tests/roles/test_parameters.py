@@ -125,7 +125,7 @@ def test_a_refresh_ends_when_told_to(server, client, monkeypatch):
     subscriber = subscribe(server)
     goes_on = threading.Event()
     connection = subscriber._connection  # to a server that does not answer
-    monkeypatch.setattr(connection, "server_info", lambda: goes_on.wait(10.0) and {})
+    monkeypatch.setattr(connection, "table_counts", lambda: goes_on.wait(10.0) and {})
 
     def end():
         raise ToldToEndError
@@ -185,8 +185,11 @@ def test_another_server_is_refused():
 
 def test_a_state_is_read_in_one_call():
     reader = parameters.AgentStateReader()
-    state = {"a": tf.Variable([[1.0, 2.0]]), "b": tf.constant(3, tf.int64), "c": tf.Variable(4.0)}
-    for number in (1.0, 5.0):
+    state = {"a": tf.Variable([[1.0, 2.0]]), "b": tf.Variable(3, dtype=tf.int64)}
+    state["c"] = tf.Variable(0.0)
+    for number in (1.0, 5.0, 7.0, 8.0):
+        if number == 7.0:
+            state["c"] = tf.Variable(0.0)  # of another learner
         state["c"].assign(number)
         read = reader.arrays(state)
         assert read["a"].tolist() == [[1.0, 2.0]] and read["a"].dtype == np.float32
@@ -194,3 +197,4 @@ def test_a_state_is_read_in_one_call():
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         several = {"x": tf.Variable([1.0, 2.0])}
     assert reader.arrays(several)["x"].tolist() == [1.0, 2.0]
+    assert reader.arrays({"x": tf.constant(2.0)})["x"] == 2.0

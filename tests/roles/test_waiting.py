@@ -124,7 +124,7 @@ def test_a_signal_ends_a_learner_whose_server_is_stopped(monkeypatch):
     )
     state = learner.setup(0)
     collectors._steps, collectors._iterating = state.metrics.learner["learner_steps"], True
-    monkeypatch.setattr(parameters, "publish", lambda *_: answers.wait(30.0))
+    monkeypatch.setattr(collectors._publisher, "publish", lambda _: answers.wait(30.0))
     monkeypatch.setattr(connection.Heartbeat, "busy", True)
     began = time.monotonic()
     with pytest.raises(WaitEndedError):

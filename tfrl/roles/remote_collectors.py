@@ -15,7 +15,7 @@ from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UnavailableError, UserError
 from tfrl.ops import statistics
 from tfrl.replay.reverb.buffer import InsertCount
-from tfrl.replay.reverb.cancellable_call import ServerSilentError
+from tfrl.replay.reverb.cancellable_call import ServerSilentError, leave_behind, within
 from tfrl.replay.reverb.connection import Connection
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.library import reverb
@@ -51,10 +51,11 @@ from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # The least seconds between two publications; on-policy, each batch has one in any case.
 _PUBLISH_SECONDS = 0.2
-# Seconds between two polls for the collectors' experience.
+# Seconds between two polls of a server for reports and counts.
 _LOOK_SECONDS = 0.05
 _WAIT_SECONDS = 0.01
 _ANSWER_SECONDS = 10
+_CLOSE_SECONDS = 5.0
 # Seconds without progress before a line names the processes that the learner waits for.
 _PATIENCE_SECONDS = 30.0
 # Seconds without a heartbeat after which a collector no longer counts as playing.
@@ -100,13 +101,14 @@ class RemoteCollectors(Collectors):
         self._workflow, self._variables = workflow, connection
         self.wait_seconds, self._log = wait_seconds, log
         self._reader = parameters.AgentStateReader()
+        self._publisher = parameters.Publisher(connection.client)
         self._env_steps = self._episodes = 0
         self._published = -np.inf
         self._request = 0
         self._heard: dict[int, float] = {}  # time of each collector's last heartbeat
         self._lags: dict[int, int] = {}  # policy lag at each collector's last heartbeat
         self._evaluator_heard = np.nan  # time of the evaluator's last heartbeat
-        self._reading_heartbeats = threading.Lock()
+        self._reading_heartbeats, self._heartbeats_read = threading.Lock(), -np.inf
         self._unread: dict[str, list[Any]] = {}  # sampled reports by table
         self._answers: dict[str, Any] = {}  # `server_info` before the last sample, by table
         self._duplicates = Duplicates()  # of reports and rollouts
@@ -171,6 +173,12 @@ class RemoteCollectors(Collectors):
         """Closes the connections."""
         self._ending.set()
         self._watching.join(timeout=_ANSWER_SECONDS)
+        if self._variables.lost:
+            leave_behind(self._publisher)
+        else:
+            with contextlib.suppress(ServerSilentError, RuntimeError):
+                close = self._publisher.close
+                within(_CLOSE_SECONDS, close, self._variables.address, "closing a stream")
         self._variables.close()
 
     # Parameters.
@@ -188,9 +196,7 @@ class RemoteCollectors(Collectors):
             self._request,
             self._new_priority(),
         )
-        self._variables.guard(
-            lambda: parameters.publish(self._variables.client, now), "publishing parameters"
-        )
+        self._variables.guard(lambda: self._publisher.publish(now), "publishing parameters")
         self._published = time.monotonic()
 
     def _new_priority(self) -> float:
@@ -233,8 +239,10 @@ class RemoteCollectors(Collectors):
         if not self._leads:
             names = ("heartbeat_age", "server_heartbeat_age", "evaluator_heartbeat_age")
             return dict.fromkeys(("collectors", "policy_lag", *names), np.float32(0))
-        with self._reading_heartbeats:
-            self._note_heartbeats(self._reports(HEARTBEATS))
+        if time.monotonic() - self._heartbeats_read >= _LOOK_SECONDS:
+            with self._reading_heartbeats:
+                self._note_heartbeats(self._reports(HEARTBEATS))
+            self._heartbeats_read = time.monotonic()
         ages = [time.monotonic() - heard for heard in self._heard.values()]
         return {
             "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),

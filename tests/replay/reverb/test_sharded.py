@@ -1,5 +1,6 @@
 """A buffer over several servers: where items go, where priorities come home, and what is kept."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +59,37 @@ def test_servers_grow_alike_though_episodes_differ_in_length():
     first, second = (int(shard.size()) for shard in buffer.shards)
     assert abs(first - second) <= 3
     buffer.close()
+    for server in servers:
+        server.stop()
+
+
+class ToldToEndError(Exception):
+    pass
+
+
+def test_a_server_that_takes_no_items_does_not_hold_up_another():
+    """Else the learner would wait for items of the other, and the first for the learner."""
+    limits = {"samples_per_insert": 1.0, "min_size": 8, "tolerance": 2.0}
+    maker = helpers.maker(kind="prioritized", num_servers=2, **limits)
+    servers = [ReverbServer(maker.of_one_server.make_tables()) for _ in range(2)]
+    buffer = maker.replace(address=",".join(server.address for server in servers)).init()
+    buffer.shards[0].new_priority = buffer.shards[1].new_priority = 1.0
+    ended = []
+    rows = oracle.trajectory(helpers.streams("same_step", 2, 300), 0, 300)
+
+    def end():
+        counts = [shard.connection.table_counts()[maker.table().name] for shard in buffer.shards]
+        if min(count.current_size for count in counts) >= 4:  # the smallest size of each
+            raise ToldToEndError
+
+    buffer.on_wait = end
+    adding = threading.Thread(
+        target=lambda: ended.append(pytest.raises(ToldToEndError, buffer.add, rows))
+    )
+    adding.start()
+    adding.join(20.0)
+    assert ended
+    buffer.on_wait = None
     for server in servers:
         server.stop()
 

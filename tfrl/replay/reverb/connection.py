@@ -50,7 +50,7 @@ def is_broken_connection(error: BaseException) -> bool:
 class Heartbeat:
     """A thread that probes whether a server answers.
 
-    A probe opens and closes a connection, then calls `server_info`: together less than a
+    A probe opens and closes a connection, then asks for the tables' counts: together less than a
     millisecond on one machine. If no process accepts connections at the address, the server is
     lost.
     """
@@ -156,7 +156,7 @@ class Heartbeat:
             return refused
         now = time.monotonic()
         try:
-            self._client.server_info(timeout=self._timeout)
+            library.table_counts(self._client, self._timeout)
         except (RuntimeError, reverb.errors.ReverbError) as error:
             if self._refused:
                 self._listening_since = self._listening_since or now
@@ -344,9 +344,16 @@ class Connection:
           ServerLostError: The server is lost.
           ServerSilentError: It accepts connections but does not answer in time.
         """
+        return self._asked(lambda seconds: self.client.server_info(timeout=seconds))
+
+    def table_counts(self) -> dict[str, Any]:
+        """Returns sizes and counts, see `library.table_counts`; raises as `server_info`."""
+        return self._asked(lambda seconds: library.table_counts(self.client, seconds))
+
+    def _asked(self, question: Callable[[int], T]) -> T:
         seconds = math.ceil(self._timeout)
         try:
-            return self.guard(lambda: self.client.server_info(timeout=seconds), "asking for tables")
+            return self.guard(lambda: question(seconds), "asking for tables")
         except reverb.errors.DeadlineExceededError as error:
             raise too_long(seconds, self._name, "asking for tables") from error
 

@@ -1,5 +1,6 @@
 """A replay buffer over several Reverb servers."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,12 +11,16 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.reverb.buffer import ReverbBuffer, distribute
+from tfrl.replay.reverb.cancellable_call import Callers
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 T = TypeVar("T")
+
+# Seconds between two looks for signals, while servers take items.
+_LOOK_SECONDS = 0.5
 
 
 class ShardedBuffer(ReplayBuffer):
@@ -36,6 +41,7 @@ class ShardedBuffer(ReplayBuffer):
     def __init__(self, replay: "ReverbReplay"):
         """Connects to all servers; see `ReverbReplay.init`."""
         self.replay = replay
+        self._callers = Callers()
         self.shards: list[ReverbBuffer] = []
         one = replay.of_one_server
         try:
@@ -77,10 +83,19 @@ class ShardedBuffer(ReplayBuffer):
         before = np.concatenate([np.zeros_like(moved[:1]), moved[:-1]])
         home = (self._at + before) % len(self.shards)
         self._at = (self._at + moved[-1]) % len(self.shards)
-        for i, shard in enumerate(self.shards):
-            own = valid & (home == i)
-            if own.any():
-                shard.add(trajectory.replace(valid=own))
+        # At the same time: one after the other, a writer could wait until the learner samples from
+        # the first server, and the learner until the second one grows.
+        parts = [valid & (home == i) for i in range(len(self.shards))]
+        calls = [
+            self._callers.start(functools.partial(shard.add, trajectory.replace(valid=own)))
+            for shard, own in zip(self.shards, parts, strict=True)
+            if own.any()
+        ]
+        for call in calls:
+            while not call.wait(_LOOK_SECONDS):
+                pass
+        for call in calls:
+            call.result()
 
     def cut(self) -> None:
         """See `ReverbBuffer`."""
