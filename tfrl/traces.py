@@ -185,6 +185,22 @@ class _Same:
         return isinstance(other, _Same) and mine is not None and mine is other._value()
 
 
+def class_settings(cls: type) -> dict[str, Any]:
+    """Returns the attributes of a class and its bases that are values: neither code nor Python's.
+
+    They count as settings of an object, since a user may change them between two objects.
+    """
+    settings: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        settings.update({name: x for name, x in vars(base).items() if _is_setting(name, x)})
+    return settings
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    described = callable(value) or hasattr(value, "__get__")
+    return not (described or name.startswith(("__", "_tfrl_")) or name == "_abc_impl")
+
+
 def logic_key(value: Any) -> Hashable:
     """Returns a key that is equal for objects of equal logic (fields, items, functions).
 
@@ -216,8 +232,11 @@ def logic_key(value: Any) -> Hashable:
     if callable(getattr(type(value), "logic", None)):
         return type(value), logic_key(value.logic())
     if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
-        fields = [f for f in dataclasses.fields(value) if f.init]  # the others follow from these
-        return type(value), tuple((f.name, logic_key(getattr(value, f.name))) for f in fields)
+        names = class_settings(type(value)).keys() | {f.name for f in dataclasses.fields(value)}
+        names -= {f.name for f in dataclasses.fields(value) if not f.init}  # follow from the others
+        return type(value), tuple((n, logic_key(getattr(value, n))) for n in sorted(names))
+    if isinstance(value, types.SimpleNamespace):
+        return type(value), logic_key(vars(value))
     return _Same(value)
 
 

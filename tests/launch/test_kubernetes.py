@@ -131,6 +131,9 @@ def test_arguments_reach_the_binaries_as_they_are():
 REFUSED = {
     "name": ({}, {"name": "A_b"}, "--job_name=A_b: expected at most 40 lower-case letters"),
     "image": ({}, {"image": None}, "--image: expected the container image of the pods"),
+    "spaced_image": ({}, {"image": "x y"}, "got 'x y'"),
+    "account": ({}, {"service_account": "Bad Name"}, "--service_account=Bad Name"),
+    "bucket": ({"root_dir": "gs://"}, {}, "expected a folder of --volume, or gs://bucket/folder"),
     "own_disk": ({"root_dir": "runs/x"}, {}, "a folder of the pod's own disk"),
     "beside": ({"root_dir": "/runs/../tmp"}, {}, "a folder of the pod's own disk"),
     "no_volume": ({}, {"volume": None}, "expected a folder of --volume, or gs://bucket/folder"),
@@ -175,6 +178,11 @@ def test_refused(name):
     with pytest.raises(UserError) as error:
         kubernetes.job_set(dataclasses.replace(OPTIONS, **changed), **{**COMMON, **changes})
     assert message in str(error.value)
+
+
+def test_labels_of_another_form_are_refused():
+    with pytest.raises(UserError, match="--node_selector=learner:a b=c: expected ROLE:LABEL=VALUE"):
+        kubernetes.node_selectors(["learner:a b=c"])
 
 
 @pytest.mark.parametrize(

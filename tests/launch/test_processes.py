@@ -1,10 +1,14 @@
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+import tfrl
+from tfrl.launch import processes
 
 # Counts the SIGTERMs of half a second, and ends.
 CHILD = """
@@ -86,3 +90,13 @@ processes.run_parallel(
     )
     assert done.returncode == 1 and "RuntimeError: this job" in done.stderr
     assert path.read_text() == "1 SIGTERM"
+
+
+def test_modules_of_the_working_directory_do_not_shadow_libraries(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(tfrl.__file__).parents[1]))
+    command = [*processes.program("report"), "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    safe = sys.version_info >= (3, 11)
+    assert (told.stdout == f"tfrl {tfrl.__version__}\n") == safe

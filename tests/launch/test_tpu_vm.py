@@ -332,6 +332,7 @@ def test_a_pod_slice_is_driven_from_its_first_host(tmp_path):
 
 REFUSED = {
     "zone": ({}, {"zone": None}, "--zone: expected the Google Cloud zone of the TPU"),
+    "shell": ({}, {"zone": "us-c; echo hi"}, "--zone=us-c; echo hi: expected lower-case letters"),
     "name": ({}, {"name": "a_b"}, "--job_name=a_b"),
     "generation": (
         {},

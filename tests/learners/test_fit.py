@@ -63,6 +63,19 @@ def _fit(learner, **options):
     return fit
 
 
+def test_rows_may_be_numpy_arrays_and_env_steps_a_number():
+    learner, rows = _learner(_ppo()), _rows(_ppo())
+    state, results = struct.values(learner.learner_state), []
+    for batch, steps in (
+        (rows, tf.constant(5, tf.int64)),
+        (tf.nest.map_structure(np.asarray, rows), 5),
+    ):
+        after, _ = learner.fit(state, batch, key=KEY, timesteps=steps, minibatch_size=8)
+        assert after.counters["env_steps"].dtype == tf.int64
+        results.append(after)
+    tf.nest.map_structure(np.testing.assert_array_equal, *results)
+
+
 @functools.cache
 def _case(name):
     """The learner of a case, its rows, an update, and the same compiled."""

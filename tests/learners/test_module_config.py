@@ -139,7 +139,7 @@ class TestOptimizer:
     def test_rates_by_update(self, tmp_path):
         decay = LinearSchedule(start=0.5, end=0.0, steps=100)
         config = ModuleConfig(lr={"sum": decay, "other": np.float32(0.25)})
-        assert [config.rate_of(n) for n in ("sum", "other", "third")] == [decay, 0.25, 3e-4]
+        assert [config.rate_of(n) for n in ("sum", "other", "third")] == [decay, 0.25, None]
         learner = Learner(SumAgent(), config=ModuleConfig(lr={"sum": decay}))
         learner.build(0)
         assert float(learner.get_optimizer().learning_rate) == 0.5
@@ -154,6 +154,15 @@ class TestOptimizer:
         assert "ModuleConfig.lr of module 'default_policy': expected names of updates" in message(
             learner.build
         )
+
+    def test_the_rate_is_that_of_a_keras_optimizer_unless_it_is_given(self):
+        rates = []
+        for lr in (None, 0.5):
+            config = ModuleConfig(lr=lr, optimizer=keras.optimizers.SGD(0.25))
+            learner = Learner(SumAgent(), config=config)
+            learner.build(0)
+            rates.append(float(learner.get_optimizer().learning_rate))
+        assert rates == [0.25, 0.5]
 
     def test_keras_optimizers_are_copied(self):
         given = keras.optimizers.Adam(0.25, beta_1=0.5)

@@ -88,6 +88,11 @@ def test_a_signal_ends_a_learner_that_waits_for_experience(part, tmp_path, monke
         collectors._variables.server_info()
     collectors._published = -np.inf
     collectors.begin(state)  # does not raise: what follows can be saved
+    collectors.end_call()
+    if part is DQN:
+        learner.replay_buffer(state).connection._heartbeat._lost_since = time.monotonic()
+    learner.save(state, tmp_path / "lost")  # a server that got the signal keeps its own tables
+    assert (tmp_path / "lost" / f"ckpt-{learner.env_steps(state)}").is_dir()
     learner.close()
     job.server.stop()
 

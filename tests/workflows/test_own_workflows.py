@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -112,6 +113,58 @@ def test_a_class_attribute_is_part_of_the_logic(env, monkeypatch):
     assert workflow.step(workflow.setup(0))[0]["scale"] == 2.0
 
 
+class Configured(Collecting):
+    """Has its settings in an attribute `config`."""
+
+    def __init__(self, env, **config):
+        super().__init__(env)
+        self.config = config
+
+    def iterate(self, state, key):
+        _, state = super().iterate(state, key)
+        return {"scale": tf.constant(self.config["scale"])}, state
+
+
+def test_a_config_of_ones_own_is_part_of_the_logic(env):
+    for scale in (1.0, 2.0):
+        workflow = Configured(env, scale=scale)
+        assert workflow.step(workflow.setup(0))[0]["scale"] == scale
+
+
+class OwnMetrics(Collecting):
+    """Forgets the counters, or has a metric with the name of one."""
+
+    def __init__(self, env, name, counts):
+        super().__init__(env)
+        self.name, self.counts = name, counts
+
+    def iterate(self, state, key):
+        row, after = super().iterate(state, key)
+        after = after if self.counts else after.replace(metrics=state.metrics)
+        return {self.name: row["scale"]}, after
+
+
+@pytest.mark.parametrize(
+    "name, counts, message",
+    [
+        ("mine", False, "OwnMetrics.iterate: expected a state with counters that include"),
+        ("env_steps", True, "expected other names than those of the counters, got env_steps"),
+    ],
+)
+def test_counters_are_not_forgotten_nor_replaced(env, name, counts, message):
+    workflow = OwnMetrics(env, name, counts)
+    with pytest.raises(UserError, match=message):
+        workflow.learn(workflow.setup(0), total_env_steps=16, progress=False)
+
+
+def test_a_class_attribute_of_an_agent_is_part_of_its_logic(env, monkeypatch):
+    keys = []
+    for scale in (1.0, 1.0, 2.0):
+        monkeypatch.setattr(RandomAgent, "scale", scale, raising=False)
+        keys.append(logic_key(Collecting(env).agent))
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_equal_keras_optimizers_are_equal_logic():
     make = functools.partial(keras.optimizers.Adam, 1e-3)
     one, two = (logic_key(ModuleConfig(optimizer=make())) for _ in range(2))
@@ -129,6 +182,7 @@ def test_equal_keras_optimizers_are_equal_logic():
         lambda x: range(len(x)),
         lambda x: slice(x),
         lambda x: tf.constant([1.0, len(x)]),
+        lambda x: types.SimpleNamespace(name=x),
     ],
 )
 def test_equal_settings_are_equal_logic(make):
@@ -203,6 +257,89 @@ def test_two_action_functions_of_one_name_are_an_error():
         run_stages.stage("rollout/own", functools.partial(collect, action_fn=made))
     with pytest.raises(UserError, match="expected one function for each name of a stage"):
         run_stages.stage("rollout/own", functools.partial(collect, action_fn=make(1)))
+
+
+class OwnReplayState(tfrl.OnPolicyWorkflow):
+    """Counts its iterations in a variable and in a tensor of `replay_buffer_state`."""
+
+    def setup_replay_buffer(self, key):
+        return {**super().setup_replay_buffer(key), "mine": tf.Variable(0.0), "too": tf.zeros([])}
+
+    def iterate(self, state, key):
+        row, state = super().iterate(state, key)
+        own = state.replay_buffer_state
+        own["mine"].assign_add(1.0)
+        return row, state.replace(replay_buffer_state={**own, "too": own["too"] + 1.0})
+
+
+class OwnBesideABuffer(tfrl.OffPolicyWorkflow):
+    def setup_replay_buffer(self, key):
+        return {**super().setup_replay_buffer(key), "mine": tf.Variable(0.0)}
+
+    def iterate(self, state, key):
+        row, state = super().iterate(state, key)
+        state.replay_buffer_state["mine"].assign_add(1.0)
+        return row, state
+
+
+def counts_of(state):
+    return [float(state.replay_buffer_state[name]) for name in ("mine", "too")]
+
+
+def test_what_a_subclass_adds_to_the_replay_state_is_saved_and_copied(env, tmp_path):
+    agent = functools.partial(tfrl.PPO, hidden=(4,))
+    options = {"rollout_length": 4, "num_minibatches": 1, "num_epochs": 1, "compile": "graph"}
+    workflow = OwnReplayState(env, agent, **options)
+    _, state = workflow.step(workflow.setup(0))
+    workflow.save(state, tmp_path)
+    copies = [workflow.snapshot(state), struct.values(state), workflow.restore(tmp_path)]
+    _, state = workflow.step(state)
+    assert counts_of(state) == [2.0, 2.0]
+    assert [counts_of(copy) for copy in copies] == [[1.0, 1.0]] * 3
+    assert [counts_of(workflow.step(copy)[1]) for copy in copies] == [[2.0, 2.0]] * 3
+
+
+def test_what_a_subclass_adds_beside_a_buffer_is_saved(env, tmp_path):
+    agent, replay = (
+        functools.partial(tfrl.DQN, hidden=(4,)),
+        functools.partial(InGraphReplay, capacity=16),
+    )
+    workflow = OwnBesideABuffer(
+        env, agent, replay=replay, batch_size=2, random_steps=4, compile="graph"
+    )
+    state = workflow.advance(workflow.setup(0), 4).state
+    workflow.save(state, tmp_path)
+    restored = workflow.restore(tmp_path)
+    mine = float(state.replay_buffer_state["mine"])
+    assert float(restored.replay_buffer_state["mine"]) == mine > 0.0
+    size = workflow.replay_buffer(state).size()
+    assert workflow.replay_buffer(restored).size() == size > 0
+
+
+def test_an_evaluation_of_ones_own_leaves_the_training_alone():
+    env = tfrl.make_env("gymnasium:CartPole-v1", num_envs=2)
+    workflow = Collecting(env)
+    workflow.evaluator = tfrl.Evaluator(env=env, agent=workflow.agent, num_episodes=2)
+    state = workflow.learn(workflow.setup(0), total_env_steps=24, eval_interval=8, progress=False)
+    assert workflow.env_steps(state) == 24
+    workflow.close()
+    env.close()
+
+
+def test_states_of_tensors_are_trained_and_saved(env, tmp_path):
+    workflow = tfrl.OnPolicyWorkflow(
+        env, functools.partial(tfrl.PPO, hidden=(4,)), keras.optimizers.SGD(0.1), rollout_length=4,
+        num_minibatches=1, num_epochs=1, compile="graph",
+    )  # fmt: skip
+    first, second = (struct.values(workflow.setup(seed)) for seed in range(2))
+    workflow.save(first, tmp_path / "saved")
+    workflow.adopt(first, tmp_path / "saved")
+    assert workflow.is_of(first, tmp_path / "saved")
+    assert not workflow.is_of(second, tmp_path / "saved")
+    after = workflow.learn(first, total_env_steps=16, root_dir=tmp_path / "run", progress=False)
+    assert workflow.env_steps(after) == 16 and int(first.metrics.env_steps) == 0
+    _, after = workflow.step(second)
+    assert any(isinstance(x, tf.Variable) for x in tf.nest.flatten(after.agent_state))
 
 
 class OwnEnvState(tfrl.OnPolicyWorkflow):

@@ -123,7 +123,6 @@ def test_a_workflow_of_objects():
     replay = functools.partial(InGraphReplay, capacity=64)
     workflow = OffPolicyWorkflow(env, agent, "sgd", evaluator, replay, batch_size=8)
     assert workflow.learner_config.optimizer == "sgd"
-    assert workflow.learner_config.lr == 3e-4
     assert (workflow.eval_env, workflow.eval_episodes, workflow.evaluator.discount) == (
         *(eval_env, 3, 0.9),
     )

@@ -71,6 +71,7 @@ def check(
     volume: str | None,
     tpu_topology: str | None,
     resources: RoleResources,
+    service_account: str | None = None,
 ) -> None:
     """Checks that a cluster could run the job.
 
@@ -81,6 +82,7 @@ def check(
       volume: Value of `--volume`.
       tpu_topology: Value of `--tpu_topology`.
       resources: Resources of the roles.
+      service_account: Value of `--service_account`.
 
     Raises:
       UserError: For any setting that cannot run.
@@ -93,16 +95,22 @@ def check(
             got=name,
             remedy="It becomes part of the pods' host names.",
         )
-    if not image:
+    if not image or re.search(r"\s", image):
         raise UserError(
             "--image",
             expected="the container image of the pods",
-            got="no value",
+            got=repr(image) if image else "no value",
             remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
+        )
+    if service_account and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", service_account):
+        raise UserError(
+            f"--service_account={service_account}",
+            expected="lower-case letters, digits, - and .",
+            got=service_account,
         )
     mount = _mount(volume)[1] if volume else None
     root = pathlib.PurePosixPath(posixpath.normpath(options.root_dir))
-    if not options.root_dir.startswith("gs://") and (
+    if not re.match("gs://[^/]", options.root_dir) and (
         mount is None or mount not in (root, *root.parents)
     ):
         raise UserError(
@@ -190,6 +198,7 @@ def job_set(
         image=image,
         volume=volume,
         tpu_topology=tpu_topology,
+        service_account=service_account,
         resources=resources,
     )
     selectors = {kind: dict(labels) for kind, labels in (node_selectors or {}).items()}
@@ -373,7 +382,7 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     result: dict[str, dict[str, str]] = {}
     for value in values:
-        match = re.fullmatch(rf"({'|'.join(KINDS)}):([^=]+)=(.*)", value)
+        match = re.fullmatch(rf"({'|'.join(KINDS)}):([-\w./]+)=([-\w.]*)", value)
         if match is None:
             raise UserError(
                 f"--node_selector={value}",

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from tfrl.errors import UnavailableError, UserError
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, ROLE_VARIABLE, SERVER, Role
-from tfrl.launch.processes import child_of
+from tfrl.launch.processes import child_of, program
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
 
@@ -178,8 +178,11 @@ class LocalEngine:
         """Starts and restarts processes until the job should end; returns its exit code."""
         failed, shown = 0, time.monotonic()
         for process in self.processes:
+            failed = self._look()
+            if failed or termination.requested:
+                break
             self._start(process)
-        while not termination.requested:
+        while not (failed or termination.requested):
             failed = self._look()
             if failed or all(p.code == 0 for p in self._of(LEARNER)):
                 break
@@ -429,4 +432,4 @@ def kill_group(popen: subprocess.Popen[str]) -> None:
 
 
 def _own_command(role: Role) -> list[str]:
-    return [sys.executable, "-m", "tfrl", role.binary.replace("_", "-"), *role.flags]
+    return [*program(role.binary.replace("_", "-")), *role.flags]

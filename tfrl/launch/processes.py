@@ -7,9 +7,12 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import tfrl
 
 # Runs a command, with output to a log or the screen; returns its exit code.
 Call = Callable[[Sequence[str], pathlib.Path | None], int]
@@ -35,6 +38,17 @@ def child_of(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+def program(name: str) -> list[str]:
+    """Returns the command of a binary such as "train".
+
+    Modules of the working directory must not shadow libraries; `launch.app` appends it to the path.
+    It is left on the path if tfrl itself is there.
+    """
+    from_here = pathlib.Path(tfrl.__file__).resolve().parents[1] == pathlib.Path.cwd()
+    safe = [] if from_here or sys.version_info < (3, 11) else ["-P"]
+    return [sys.executable, *safe, "-m", "tfrl", name]
 
 
 def run_parallel(jobs: Iterable[Callable[[Call], None]], parallel: int) -> None:

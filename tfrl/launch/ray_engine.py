@@ -1,6 +1,7 @@
 """`--engine=ray`: runs a job's processes on the nodes of a Ray cluster, one actor per process."""
 
 import contextlib
+import math
 import os
 import pathlib
 import queue
@@ -256,7 +257,7 @@ class RayEngine(LocalEngine):
             self._ray.kill(actor)
 
     def _look(self) -> int:
-        if any(process.popen.lost for process in self._of(SERVER)):
+        if any(process.popen and process.popen.lost for process in self._of(SERVER)):
             self.server_lost = True
             return _LOST
         return super()._look()
@@ -370,7 +371,7 @@ def run(
     # On one machine all processes get resources, as with the local engine.
     bind = "" if address is None else "0.0.0.0"  # nosec B104
     any_job = make_job(["localhost:1"] * num_servers, bind)
-    num_cpus = sum(in_cores(resources.of(role.kind)["cpu"]) for role in any_job)
+    num_cpus = math.ceil(sum(in_cores(resources.of(role.kind)["cpu"]) for role in any_job))
     with cluster(ray, address, num_cpus):
         failures = 0
         while True:

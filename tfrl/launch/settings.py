@@ -61,7 +61,8 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
     gin_files.parse(files, bindings)
     settings = gin_files.call(Settings)
     gin_files.check_used()
-    settings.workflow.config = types.MappingProxyType(gin_registry.values())
+    if not settings.workflow.config:  # else an attribute of the user's own workflow
+        settings.workflow.config = types.MappingProxyType(gin_registry.values())
     return settings
 
 

@@ -111,7 +111,7 @@ def command(
     arguments = [f"--gin_file={file}" for file in files]
     arguments += [f"--gin_bindings={binding}" for binding in bindings]
     arguments += [f"--seed={seed}", f"--root_dir={folder}"]
-    return [sys.executable, "-m", "tfrl", "train", *arguments]
+    return [*processes.program("train"), *arguments]
 
 
 def _run(jobs: dict[pathlib.Path, list[str]], parallel: int) -> list[pathlib.Path]:

@@ -265,12 +265,13 @@ def _check(
             remedy="List a zone's types with gcloud compute tpus accelerator-types list "
             "--zone=ZONE.",
         )
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        raise UserError(
-            f"--job_name={name}",
-            expected="lower-case letters, digits and -, beginning with a letter",
-            got=name,
-        )
+    for flag, value in (("zone", zone), ("job_name", name)):
+        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", value):
+            raise UserError(
+                f"--{flag}={value}",
+                expected="lower-case letters, digits and -, beginning with a letter",
+                got=value,
+            )
     match = re.fullmatch(r"(v2|v3|v4|v5litepod|v5p)-(\d+)", accelerator_type)
     size = int(match[2]) if match else 0
     chips = match is not None and match[1] == "v5litepod"

@@ -177,7 +177,7 @@ def command_of_trial(root: pathlib.Path, values: common_flags.CommonFlags) -> li
         if (flag := flags.FLAGS[name]).present:
             arguments.append(flag.serialize())
     arguments += [f"--root_dir={root}", "--one_trial"]
-    return [sys.executable, "-m", "tfrl", "tune", *arguments]
+    return [*processes.program("tune"), *arguments]
 
 
 def run() -> None:

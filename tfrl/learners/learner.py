@@ -59,7 +59,7 @@ from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, r
 from tfrl.learners.update import MinibatchIndices, begin_update, end_update, logging, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
-from tfrl.traces import Traces, logic_key, specs_of, traces_of
+from tfrl.traces import Traces, class_settings, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
 from tfrl.xla import never_in_xla
 
@@ -760,8 +760,11 @@ class Learner:
         """
         self._check_built("fit")
         batches = planning.batches_to_train(self, batch)
+        timesteps = tf.cast(timesteps, tf.int64)
         if not batches:
             return state.with_counter("env_steps", timesteps), {}
+        if not self.replicas.several:
+            batches = batches_lib.as_tensors(batches)
         learner = self.for_state(state)
         plan = planning.plan_of_replica(
             self,
@@ -1266,7 +1269,8 @@ class Learner:
 
     def logic(self) -> Any:
         """Returns a key that is equal for learners with equal update functions."""
-        own = {name: x for name, x in vars(self).items() if name not in _STATE}
+        own = {**class_settings(type(self)), **vars(self)}
+        own = {name: x for name, x in own.items() if name not in _STATE}
         entries = [
             (m, name, entry, [p.name for p in entry.params])
             for m, name, entry in self.optimizer_entries()

@@ -56,9 +56,6 @@ def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
         )
 
 
-_RATE = 3e-4
-
-
 @_refusing_other_arguments
 @struct.logic_dataclass
 class ModuleConfig(struct.Struct):
@@ -66,7 +63,8 @@ class ModuleConfig(struct.Struct):
 
     Attributes:
       lr: A number, points `[[0, v0], [t1, v1], ...]`, or a schedule of `tfrl.ops.schedules`; the
-        steps are env steps. Or `{update name: one of these}`, with 3e-4 for missing updates.
+        steps are env steps. None for a Keras optimizer's own rate, else 3e-4. Or `{update name: one
+        of these}`, with None for missing updates.
       grad_clip: The maximum gradient, or None; applied after the sum over replicas.
       grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
       log_gradients: Whether to report the global norm of each optimizer's gradients before
@@ -78,7 +76,7 @@ class ModuleConfig(struct.Struct):
       adam_epsilon: Epsilon of "adam" and "adamw".
     """
 
-    lr: Any = _RATE
+    lr: Any = None
     grad_clip: float | None = None
     grad_clip_by: str = "global_norm"
     log_gradients: bool = True
@@ -95,7 +93,8 @@ class ModuleConfig(struct.Struct):
         for name in ("lr", "grad_clip", "minibatch_size", "adam_epsilon"):
             object.__setattr__(self, name, _in_json(getattr(self, name)))
         for rate in self.lr.values() if isinstance(self.lr, Mapping) else (self.lr,):
-            _check_rate(rate)
+            if rate is not None:
+                _check_rate(rate)
         if self.grad_clip is not None and not _positive(self.grad_clip):
             raise _refuse("grad_clip", "a number above 0, or None", self.grad_clip, _TURNED)
         if not _positive(self.adam_epsilon):
@@ -118,8 +117,8 @@ class ModuleConfig(struct.Struct):
             )
 
     def rate_of(self, update_name: str) -> Any:
-        """Returns the learning rate of an update, a number or a schedule."""
-        return self.lr.get(update_name, _RATE) if isinstance(self.lr, Mapping) else self.lr
+        """Returns the learning rate of an update, a number or a schedule; None as for `lr`."""
+        return self.lr.get(update_name) if isinstance(self.lr, Mapping) else self.lr
 
     def make_optimizer(self, update_name: str) -> Any:
         """Returns the optimizer of an update, a native one or an unused Keras optimizer."""

@@ -169,16 +169,17 @@ class Publisher:
 
     def _write(self, nest: Nest) -> None:
         if self._writer is None:
-            self._writer = self._client.writer(max_sequence_length=1)
-        self._writer.append(nest)
-        self._writer.create_item(TABLE, num_timesteps=1, priority=1.0)
-        self._writer.flush()
+            # The C++ writer: the destructor of Reverb's Python writer waits for a lost server.
+            self._writer = self._client._client.NewWriter(1, 1, False, 1)
+        self._writer.Append(tf.nest.flatten(nest))
+        self._writer.CreateItem(TABLE, 1, 1.0)
+        self._writer.Flush()
 
     def close(self) -> None:
         """Closes the stream; may wait for a server that does not answer."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close(retry_on_unavailable=False)
+            writer.Close(False)  # without waiting for a lost server
 
 
 def publish(client: Any, published: Published) -> None:

@@ -173,7 +173,7 @@ class RemoteCollectors(Collectors):
         """Closes the connections."""
         self._ending.set()
         self._watching.join(timeout=_ANSWER_SECONDS)
-        if self._variables.lost:
+        if self._variables.away:
             leave_behind(self._publisher)
         else:
             with contextlib.suppress(ServerSilentError, RuntimeError):

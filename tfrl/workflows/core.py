@@ -25,19 +25,13 @@ from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
 from tfrl.storage.checkpoint_format import check_fits
-from tfrl.traces import logic_key, traces_of
+from tfrl.traces import class_settings, logic_key, traces_of
 from tfrl.workflows.checks import check_newest
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.runner import Runner, variables_of
 from tfrl.workflows.stages import MODES, RunPhase, Stages
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    """Whether an attribute of a class is a value, and neither code nor Python's own."""
-    described = callable(value) or hasattr(value, "__get__")
-    return not (described or name.startswith("__") or name == "_abc_impl")
 
 
 @struct.logic_dataclass
@@ -79,13 +73,15 @@ class Workflow(abc.ABC):
             "_folders",
             "_runners",
             "_worker_group",
+            "_host_eval_env",
             "replicas",
             "compile",
-            "config",
         )
     )
     # Iterations that share a row of metrics.
     iterations_per_row = 1
+    # The gin bindings of `build_from_config`, unless a subclass has a `config` of its own.
+    config: Mapping[str, Any] = types.MappingProxyType({})
 
     def __init__(self, *, iterations_per_call: int | None = None):
         """Sets how many iterations one compiled call runs in `learn`.
@@ -107,10 +103,10 @@ class Workflow(abc.ABC):
         self.evaluator: Evaluator | None = None
         # The environments; None for a workflow that makes them itself.
         self.env: Env | None = None
+        # For evaluations, where the evaluator has the training's environments on the host.
+        self._host_eval_env: HostEnv | None = None
         self.replicas = Replicas()
         self._worker_group: WorkerGroup | None = None
-        # The gin bindings of `build_from_config`.
-        self.config: Mapping[str, Any] = types.MappingProxyType({})
         self.report: RunReport | None = None
         # {`run_key`: over all starts of the run}; part of checkpoints.
         self._run_times: dict[Any, RunTime] = {}
@@ -336,6 +332,10 @@ class Workflow(abc.ABC):
                 "agent=agent, num_episodes=32).",
             )
         evaluator = self.evaluator
+        if evaluator.env is self.env and isinstance(evaluator.env, HostEnv):
+            # An evaluation must not disturb the training's episodes.
+            self._host_eval_env = self._host_eval_env or evaluator.env.copy()
+            evaluator = evaluator.replace(env=self._host_eval_env)
         if num_episodes is not None:
             evaluator = evaluator.replace(num_episodes=num_episodes)
         return evaluator.evaluate(self.agent_state(state), key)
@@ -431,11 +431,9 @@ class Workflow(abc.ABC):
 
     def logic(self) -> dict[str, Any]:
         """Returns the settings that traces depend on; equal logic shares traces."""
-        settings: dict[str, Any] = {}
-        for cls in reversed(type(self).__mro__):  # class attributes count as settings
-            if issubclass(cls, Workflow):
-                settings.update({n: x for n, x in vars(cls).items() if _is_setting(n, x)})
-        settings.update(vars(self))
+        settings = {**class_settings(type(self)), **vars(self)}
+        if isinstance(self.config, types.MappingProxyType):  # gin's: references equal by their text
+            settings["config"] = {name: str(x) for name, x in self.config.items()}
         return {name: x for name, x in settings.items() if name not in self._not_traced}
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
@@ -617,7 +615,7 @@ class Workflow(abc.ABC):
             run.
         """
         loop = TrainingLoop(self, with_changes(options, changes), callbacks)
-        state = loop.run(state)
+        state = loop.run(self.ready(state))
         self.report = loop.report
         return state
 
@@ -638,6 +636,7 @@ class Workflow(abc.ABC):
         Returns:
           The checkpoint's folder.
         """
+        state = self.ready(state)
         values, steps, group = self.state_values(state), self.env_steps(state), self.worker_group
         path = pathlib.Path(directory) / f"ckpt-{steps}"
         if group is None or group.is_chief:
@@ -735,4 +734,5 @@ class Workflow(abc.ABC):
 
     def close(self) -> None:
         """Closes what the workflow holds outside the state, such as environments on the host."""
-        return
+        if self._host_eval_env is not None:
+            self._host_eval_env.close()

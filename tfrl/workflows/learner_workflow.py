@@ -561,7 +561,7 @@ class LearnerWorkflow(Workflow):
             first = self.setup_agent_and_optimizer(keys["agent"])
             for name, x in zip(("agent_state", "opt_state"), first, strict=True):
                 what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
-                _assign(what, getattr(state, name), x)
+                _filled(what, getattr(state, name), x)
         return self.postsetup_replay_buffer(state)
 
     def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
@@ -697,12 +697,14 @@ class LearnerWorkflow(Workflow):
         names = ["replay_buffer_state"]
         if runner is None:
             names += ["agent_state", "opt_state"]
-            _assign("the counters of the state", copy.metrics.learner, state.metrics.learner)
+            _filled("the counters of the state", copy.metrics.learner, state.metrics.learner)
         else:
             self.runner(copy).take_modes(runner)
-        for name in names:
-            _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
-        return copy
+        filled = {
+            name: _filled(f"{name} of the state", getattr(copy, name), getattr(state, name))
+            for name in names
+        }
+        return copy.replace(**filled)
 
     def _check_played(self, state: State) -> None:
         """Raises a UserError for observations of other environments or of another number."""
@@ -912,8 +914,14 @@ class LearnerWorkflow(Workflow):
 
     # What a checkpoint holds.
 
+    def own_replay_state(self, state: State) -> Nest:
+        """Returns the part of `replay_buffer_state` that a subclass has added."""
+        return state.replay_buffer_state
+
     def run_key(self, state: State) -> Any:
         """Returns a key that is the same for all states of a run, and for no other."""
+        if self._variable_of(state) is None:
+            return super().run_key(state)
         return weakref.ref(self.runner(state))
 
     def state_values(self, state: State) -> dict[str, Any]:
@@ -935,9 +943,9 @@ class LearnerWorkflow(Workflow):
         return state
 
 
-def _assign(what: str, variables: Nest, values: Nest) -> None:
-    """Assigns a nest of values; raises a UserError for another structure or shape."""
-    own, new = struct.paths(variables), struct.paths(values)
+def _filled(what: str, nest: Nest, values: Nest) -> Nest:
+    """Returns a nest with other values, variables in place; a UserError for another structure."""
+    own, new = struct.paths(nest), struct.paths(values)
     check_fits(
         what,
         own,
@@ -945,5 +953,5 @@ def _assign(what: str, variables: Nest, values: Nest) -> None:
         expected="the structure and shapes of this workflow's state",
         remedy="Start from the state that this workflow's `setup` returns.",
     )
-    for path, variable in own.items():
-        variable.assign(new[path])
+    filled = [leaves.put(x, tf.convert_to_tensor(new[path])) for path, x in own.items()]
+    return tf.nest.pack_sequence_as(nest, filled)

@@ -111,7 +111,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             one from keyword arguments `obs_spec` and `action_spec`.
           optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
             or a Keras optimizer, in place of `learner_config.optimizer`; None to keep that. The
-            learning rate is `learner_config.lr`.
+            learning rate is `learner_config.lr`; where that is None a Keras optimizer's own.
           evaluator: Runs the evaluations in its own environments; None for `eval_episodes` episodes
             in `eval_env`.
           replay_buffer: Another name of `replay`, the name in gin files; set only one of the two.
@@ -163,7 +163,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             eval_env=eval_env,
             rollout_length=rollout_length,
             learner_config=learner_config,
-            default_config=ModuleConfig(lr=3e-4, adam_epsilon=1e-8),
+            default_config=ModuleConfig(adam_epsilon=1e-8),
             check_numerics=check_numerics,
             eval_episodes=eval_episodes,
             compile=compile,
@@ -296,6 +296,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Checks the paths; has a separate message for another place of the replay buffer."""
         check_place_of_replay(checkpoint, want, have)
         super().check_paths(checkpoint, want, have)
+
+    def own_replay_state(self, state: State) -> Nest:
+        """Returns the part of `replay_buffer_state` that a subclass has added."""
+        own = super().own_replay_state(state)
+        if self.uses_reverb:
+            return own
+        buffers = self.replay_buffer(state).variables()  # type: ignore[attr-defined]
+        return {name: x for name, x in own.items() if name not in buffers}
 
     def state_values(self, state: State) -> dict[str, Any]:
         """Returns every value of the run by path; the buffer's under `replay/`."""

@@ -60,7 +60,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
             `obs_spec` and `action_spec`.
           optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
             or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
-            learning rate is `learner_config.lr`.
+            learning rate is `learner_config.lr`; where that is None a Keras optimizer's own.
           evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
             episodes in `eval_env`.
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above

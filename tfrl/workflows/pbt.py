@@ -230,7 +230,9 @@ class PBTWorkflow(Workflow):
         rates = config.lr if isinstance(config.lr, Mapping) else {"": config.lr}
         parts = {part for path in leaves for part in path.split("/")}
         scheduled = [
-            r for n, r in rates.items() if (not n or n in parts) and not isinstance(r, numbers.Real)
+            r
+            for n, r in rates.items()
+            if (not n or n in parts) and not (r is None or isinstance(r, numbers.Real))
         ]
         if scheduled:
             raise UserError(

@@ -18,6 +18,7 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.experience import of_all_processes
 from tfrl.workflows.fast_call import FastReading
 from tfrl.workflows.stages import Stages
@@ -361,7 +362,11 @@ class ReverbExperience:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = pathlib.Path(folder) / _TABLES
-                self.buffer.save(str(path), tables=tables)
+                try:
+                    self.buffer.save(str(path), tables=tables)
+                except WaitEndedError:
+                    # A signal ended the servers, too: they write their tables by themselves.
+                    self.buffer.save(str(path), tables=False)
                 with zipfile.ZipFile(packed, "w") as archive:  # chunks are compressed already
                     for file in sorted(path.rglob("*")):
                         archive.write(file, file.relative_to(path))

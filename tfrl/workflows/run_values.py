@@ -15,13 +15,14 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.learning import leaves
 from tfrl.types import Nest
 from tfrl.workflows.run_state import State
 
 if TYPE_CHECKING:
     from tfrl.workflows.learner_workflow import LearnerWorkflow
 
-_LEARNER, _PROGRESS = "learner/", "progress/"
+_LEARNER, _PROGRESS, _REPLAY = "learner/", "progress/", "replay_buffer_state"
 # Prefixes of the paths of environments and of the policy's carry.
 PLAYED = (f"{_PROGRESS}env_state", f"{_PROGRESS}carry")
 # Counters that belong to the learner or follow from it.
@@ -64,12 +65,18 @@ def load_progress(
         kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
         values = {**values, **{f"{_PROGRESS}{p}": x for p, x in kept.items()}}
     _check_replicas(workflow, want, values)
-    leaves = [tf.convert_to_tensor(values[f"{_PROGRESS}{p}"]) for p in want]
-    progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, leaves))
+    loaded = [tf.convert_to_tensor(values[f"{_PROGRESS}{p}"]) for p in want]
+    progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, loaded))
     if isinstance(workflow.env, HostEnv):
         progress = _new_episodes(workflow, progress, state, environments)
     counters = {name: progress.pop(name) for name in _counters(state)}
     metrics = state.metrics.replace(**counters)
+    if _REPLAY in progress:
+        own = workflow.own_replay_state(state)
+        kept = tf.nest.map_structure(leaves.put, own, progress[_REPLAY])
+        if isinstance(kept, dict):  # beside a buffer's variables
+            kept = {**state.replay_buffer_state, **kept}
+        progress[_REPLAY] = kept
     return state.replace(metrics=metrics, **progress)
 
 
@@ -86,6 +93,9 @@ def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
     if isinstance(workflow.env, HostEnv):
         env_state, carry = workflow.env.kept_state(), None
     progress = {"env_state": env_state, "carry": carry, "key": state.key, **counters}
+    own = workflow.own_replay_state(state)
+    if tf.nest.flatten(own):
+        progress[_REPLAY] = own
     return {name: nest for name, nest in progress.items() if nest is not None}
 
 

@@ -153,8 +153,8 @@ class Runner:
             after, done, floats, counters, seconds = self._run(begun, run_stages, iterations, limit)
             state = self._workflow.end_call(state, after)
         rows = as_rows(int(done), self._names.get(run_stages.phase.name, []), floats, counters)
-        if rows:  # not from a row, where a metric may have the name of a counter
-            self.iterations = int(np.asarray(counters)[len(rows) - 1][0])
+        if rows:
+            self.iterations = int(rows[-1]["iterations"])
         call = time.perf_counter() - start
         return rows, state, {"call": call, **self._split(run_stages, call, *map(float, seconds))}
 
@@ -382,7 +382,14 @@ class MetricRows:
 
 
 def check_names(names: Sequence[str], metrics: Mapping[str, Any]) -> None:
-    """Raises a UserError for an iteration with other metrics than the first one."""
+    """Raises a UserError for metrics named like counters, and for others than in the first row."""
+    if taken := sorted(set(COUNTERS).intersection(metrics)):
+        raise UserError(
+            "the metrics of an iteration",
+            expected="other names than those of the counters",
+            got=", ".join(taken),
+            remedy="Rename them; the counters are in each row.",
+        )
     if names != sorted(metrics):
         raise UserError(
             "the metrics of an iteration",

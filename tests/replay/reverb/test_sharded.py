@@ -26,6 +26,13 @@ def fixture_sharded():
         server.stop()
 
 
+def test_addresses_may_have_spaces_but_no_repetition():
+    maker = helpers.maker(num_servers=2, address="a:1, b:2")
+    assert maker.addresses == ["a:1", "b:2"]
+    with pytest.raises(UserError, match="address: expected each server once, got a:1, a:1"):
+        maker.replace(address="a:1, a:1").init()
+
+
 def test_limits_are_shared():
     maker = helpers.maker(num_servers=4, capacity=1000, min_size=10)
     (table,) = maker.of_one_server.make_tables()

@@ -537,12 +537,13 @@ class ReverbBuffer(ReplayBuffer):
         Args:
           folder: The path of the folder.
           tables: Whether to request a checkpoint of an external server; False if another client
-            does.
+            does, or if the server is lost.
 
         Raises:
           UserError: If the server is lost.
         """
-        self._settle()
+        if tables or self._writer is not None:
+            self._settle()
         numbers = {path: value.item() for path, value in self.state_values().items()}
         checkpoints.save(folder, self.replay, numbers, lambda path: self._save_tables(path, tables))
 

@@ -342,7 +342,7 @@ class ReverbReplay(struct.Struct):
     @property
     def addresses(self) -> list[str]:
         """The addresses of the servers."""
-        return [] if self.address is None else self.address.split(",")
+        return [] if self.address is None else [x.strip() for x in self.address.split(",")]
 
     @property
     def of_one_server(self) -> "ReverbReplay":
@@ -384,6 +384,8 @@ class ReverbReplay(struct.Struct):
                 str(self.num_servers),
                 "Separate addresses by commas.",
             )
+        if len(set(self.addresses)) != len(self.addresses):
+            _refuse("address", "each server once", self.address or "", "Name each server once.")
         if self.num_servers > 1 and self.address is not None:
             from tfrl.replay.reverb.sharded import ShardedBuffer
 
