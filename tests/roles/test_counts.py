@@ -55,7 +55,7 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     assert 300.0 < seen <= sum(c.env_steps for c in job.collectors)
     episodes = int(state.metrics.episodes) + collectors._new_episodes()
     while job.inserted("replay") > learner.env_steps(state):  # what came after the last look
-        more, *_ = collectors.play(state.agent_state, (), None, None, waits=False)
+        more = collectors.play(state.agent_state, waits=False)
         counted = state.metrics.env_steps + int(more.env_steps)
         state = state.replace(metrics=state.metrics.replace(env_steps=counted))
         episodes += int(more.episodes)

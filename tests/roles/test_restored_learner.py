@@ -26,7 +26,7 @@ class Recorded(Collectors):
     def begin(self, state):
         self._at = int(state.metrics.env_steps)
 
-    def play(self, agent_state, env_state, carry, key, *, waits):
+    def play(self, agent_state, *, waits):
         rng = np.random.default_rng(self._at)
         self._at += 32
         drawn = {
@@ -39,7 +39,7 @@ class Recorded(Collectors):
             "policy_extras": {"log_prob": np.full([8, 4], np.log(0.5), np.float32)},
         }
         played = tf.nest.map_structure(np.asarray, self._form).replace(**drawn)
-        return CollectedRollouts(trajectory=played, metrics={}), env_state, carry
+        return CollectedRollouts(trajectory=played, metrics={})
 
     def blank(self) -> Nest:
         return self._form

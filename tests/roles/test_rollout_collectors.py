@@ -178,7 +178,7 @@ def test_a_worker_of_a_synchronous_learner_asks_again_though_the_chief_has_its_r
     def learn(i):
         workers[i].begin(states[i])
         for _ in range(3):
-            played, _, _ = workers[i].play(states[i].agent_state, (), (), None, waits=True)
+            played = workers[i].play(states[i].agent_state, waits=True)
             rows[i].append(played)
 
     threads = [threading.Thread(target=learn, args=(i,)) for i in range(2)]

@@ -145,7 +145,7 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollo
         mock.patch.object(autotune, "choose_by_time", timed),
         mock.patch.object(autotune, "time_as_chosen"),
     ):
-        CompileModeTuner(asked, trials, made).settle(lambda mode: True)
+        CompileModeTuner(asked, trials, made).settle()
     assert made.modes["rollout"] == made.stage("rollout", None).mode == chosen
 
 
@@ -165,5 +165,5 @@ def test_a_tie_is_xlas_where_the_environment_is(in_xla, wins):
         mock.patch.object(autotune, "time_as_chosen"),
         mock.patch.object(autotune, "choose_by_time", return_value="xla") as chosen,
     ):
-        CompileModeTuner(asked, trials, made).settle(lambda mode: True)
+        CompileModeTuner(asked, trials, made).settle()
     chosen.assert_called_once_with(made.stage("rollout", None), wins=wins)

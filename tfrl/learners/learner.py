@@ -10,6 +10,7 @@ The class has the learner's content and hooks. Functions implement an update: `p
 minibatches, `update` loops over them, `train_step` is one gradient step.
 """
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -56,7 +57,7 @@ from tfrl.learners.parameters import (
 )
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
-from tfrl.learners.update import MinibatchIndices, begin_update, end_update, logging, train
+from tfrl.learners.update import MinibatchIndices, begin_update, end_update, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, class_settings, logic_key, specs_of, traces_of
@@ -1117,7 +1118,10 @@ class Learner:
             for batch in batches:
                 new = [m for m in planning.batches_to_train(self, batch) if m not in begun]
                 if new:
-                    self._hooks(compile, "begin", steps, new, first=not begun)
+                    start = functools.partial(
+                        begin_update, self, self.learner_state, new, first=not begun
+                    )
+                    self._call_hooks(compile, ("begin", tuple(new), not begun), start, steps)
                     begun += new
                 results.append(
                     self._update_from_batch(
@@ -1127,7 +1131,13 @@ class Learner:
         finally:
             means = mean_of(results)
             if begun:
-                self._hooks(compile, "end", steps, {m: means[m] for m in begun if m in means})
+                metrics = {
+                    m: {n: tf.constant(x) for n, x in means[m].items() if isinstance(x, float)}
+                    for m in begun
+                    if m in means
+                }
+                end = functools.partial(end_update, self, self.learner_state)
+                self._call_hooks(compile, ("end", tuple(metrics)), end, metrics, steps)
         means[ALL_MODULES].update(
             env_steps=int(self.env_steps.numpy()), weights_seq_no=int(self.weights_seq_no.numpy())
         )
@@ -1168,28 +1178,20 @@ class Learner:
             live, since = again, 0
             self._iterated = (iterable, live)
 
-    def _hooks(
-        self, compile: CompileMode, name: str, steps: tf.Tensor, of: Any, *, first: bool = True
+    def _call_hooks(
+        self, compile: CompileMode, name: Any, hooks: Callable[..., Any], *args: Any
     ) -> None:
-        """Calls the hooks before or after the gradient steps, in a separate compiled call."""
-        metrics = {}
-        if name == "end":
-            metrics = {
-                m: {n: tf.constant(x, tf.float32) for n, x in row.items() if isinstance(x, float)}
-                for m, row in of.items()
-            }
+        """Calls hooks in a separate compiled call, and logs their values."""
 
-        def run(metrics: dict[str, dict[str, tf.Tensor]], timesteps: tf.Tensor) -> Results:
-            def hooks() -> None:
-                if name == "end":
-                    end_update(self, self.learner_state, metrics, timesteps)
-                else:
-                    begin_update(self, self.learner_state, of, timesteps, first=first)
+        def run(*args: Any) -> Results:
+            results: Results = {}
+            with self.metrics.tracing() as logged:
+                hooks(*args)
+            if logged:
+                traced_metrics.add_logged(self, results, logged)
+            return results
 
-            return logging(self, hooks)
-
-        fn = self._compiled_as(compile, (name, tuple(of), first), run)
-        rows = fn(metrics, steps) or {}
+        rows = self._compiled_as(compile, name, run)(*args) or {}
         traced_metrics.log(
             self, {m: {k: float(v) for k, v in row.items()} for m, row in rows.items()}
         )

@@ -88,11 +88,13 @@ def _check_not_nadam(thing: str, optimizer: Any) -> None:
 
 
 def check_params(thing: str, params: Sequence[Any]) -> None:
-    """Rejects non-variables, untrainable variables, duplicates, and an empty list."""
+    """Rejects non-variables, variables that are not floats, duplicates, and an empty list."""
     wrong = [
-        f"{type(p).__name__} (number {i})" for i, p in enumerate(params) if not _is_variable(p)
+        f"{type(p).__name__} (number {i})"
+        for i, p in enumerate(params)
+        if not isinstance(p, tf.Variable)
     ]
-    variables = [p for p in params if _is_variable(p)]
+    variables = [p for p in params if isinstance(p, tf.Variable)]
     names = [p.name for p in variables]
     refs = [p.ref() for p in variables]
     double = [n for i, n in enumerate(names) if refs[i] in refs[:i]]
@@ -113,10 +115,6 @@ def check_params(thing: str, params: Sequence[Any]) -> None:
         got=got,
         remedy="Register the variables that get_parameters returns.",
     )
-
-
-def _is_variable(param: Any) -> bool:
-    return isinstance(param, tf.Variable)
 
 
 def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
@@ -156,7 +154,7 @@ class OptimizerEntry:
 
         Raises:
           UserError: For a non-optimizer, one built before or with a Keras schedule, and for
-            parameters that are not variables, not trainable or duplicates.
+            parameters that are not variables of floats, or duplicates.
         """
         check_optimizer(thing, optimizer)
         check_params(thing, params)

@@ -52,7 +52,7 @@ def plan_of_replica(
     rows = {
         m: batches_lib.num_rows(learner.replicas.per_replica(b)[0], m) for m, b in batches.items()
     }
-    asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_replicas)
+    asked = _sizes(learner, batches, minibatch_size, learner.replicas.num_replicas)
     return _plan(learner, rows, asked, **options)
 
 
@@ -67,7 +67,7 @@ def plan_of_process(
     parts = learner.replicas.num_local
     if batches:
         rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
-        asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_workers)
+        asked = _sizes(learner, batches, minibatch_size, learner.replicas.num_workers)
         plan = _plan(learner, rows, asked, parts=parts, **options)
     steps = agreed_steps(learner.replicas, batches, plan.steps if plan else 0)
     if plan is None:
@@ -79,9 +79,9 @@ def plan_of_process(
 
 
 def _sizes(
-    learner: Learner, batches: Mapping[str, Nest], asked: MinibatchSize
+    learner: Learner, batches: Mapping[str, Nest], asked: MinibatchSize, parts: int
 ) -> dict[str, int | None]:
-    """The requested minibatch size of each module, over all replicas."""
+    """The requested minibatch size of each module on one of `parts` parts of the replicas."""
     if isinstance(asked, Mapping):
         unknown = sorted(set(asked) - set(learner.modules))
         if unknown:
@@ -96,7 +96,11 @@ def _sizes(
         own = {m: learner.configs[m].minibatch_size for m in batches}
         sizes = own if asked is None else dict.fromkeys(batches, asked)
     # The plan rejects non-integers.
-    return {m: s if whole_number(s) is None else whole_number(s) for m, s in sizes.items()}
+    sizes = {m: s if whole_number(s) is None else whole_number(s) for m, s in sizes.items()}
+    for m, size in sizes.items():
+        if isinstance(size, int):
+            check_divides(size, parts, m)
+    return {m: s // parts if isinstance(s, int) else s for m, s in sizes.items()}
 
 
 def _plan(
@@ -127,14 +131,6 @@ def _plan(
         num_total_minibatches=num_total_minibatches or None,
         **options,
     )
-
-
-def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None]:
-    """Sizes for one of `parts` parts; an error if they do not divide."""
-    for m, size in sizes.items():
-        if isinstance(size, int):
-            check_divides(size, parts, m)
-    return {m: s // parts if isinstance(s, int) else s for m, s in sizes.items()}
 
 
 def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> int:

@@ -150,7 +150,7 @@ def train_step(
     minibatch = learner.replicas.run(prepare, dict(batch), key)
     state, metrics = step(state, minibatch, stopped or none_stopped(learner, batch))
     if learner.check_numerics != "off":
-        left_out = functools.reduce(operator.or_, [~f for f in metrics.finite.values()])
+        left_out = _any([~f for f in metrics.finite.values()])
         state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
     return state.count("learner_steps", 1), metrics
 
@@ -324,7 +324,9 @@ class _TrainStep:
         steps: list[OwnerStep] = []
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
-            involved = [m for m in updates if not own.keys().isdisjoint(self._refs_of(m, updates))]
+            involved = [
+                m for m in updates if not own.keys().isdisjoint(self._trained_refs({m: updates[m]}))
+            ]
             conditions = []
             if self._learner.check_numerics != "off":
                 # A norm is finite only if every gradient is.
@@ -356,10 +358,6 @@ class _TrainStep:
             if due or go:
                 active[m] = _all(due + go)
         return active
-
-    def _refs_of(self, m: str, updates: dict[str, Update]) -> set[Any]:
-        places = self._table.trained({m: updates[m].groups})
-        return {self._table.variables[i].ref() for i in places}
 
     def _metrics_of(
         self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -148,16 +148,6 @@ def end_update(
     if hooked:
         learner.after_gradient_based_update(timesteps=timesteps)
     return state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
-
-
-def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
-    """Calls `begin_update` or `end_update` alone, and returns their logged values."""
-    results: Results = {}
-    with learner.metrics.tracing() as logged:
-        hooks()
-    if logged:
-        traced_metrics.add_logged(learner, results, logged)
-    return results
 
 
 def _finish_metrics(learner: Learner, state: LearnerState, results: Results) -> None:

@@ -1,7 +1,7 @@
 """State whose leaves are tensors or tf.Variables.
 
-The same code is pure over tensors and in place over variables; only `put`, `cond` and `carried`
-differ.
+The same code is pure over tensors and in place over variables; only the functions
+here differ.
 """
 
 from collections.abc import Callable, Sequence

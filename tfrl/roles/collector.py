@@ -27,7 +27,6 @@ from tfrl.roles.tables import (
     STATISTICS,
     TASK_ID,
     agent_form,
-    await_replay,
     check_rollouts,
     check_settings,
     collector_env,
@@ -323,8 +322,7 @@ class ReplayCollector(Collector):
         Raises:
           UserError: See `Collector`.
         """
-        replay = replay_at(workflow, replay_server, wait_seconds)
-        await_replay(workflow, replay, log)
+        replay = replay_at(workflow, replay_server, wait_seconds, log)
         super().__init__(
             workflow,
             parameters.connect(variable_server or replay.addresses[0], wait_seconds, log),

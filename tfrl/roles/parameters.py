@@ -304,8 +304,8 @@ class Subscriber:
         deadline = time.monotonic() + seconds
         tells_at = time.monotonic() + _TELL_SECONDS
         self._known, published = self._read(self._known)
-        has_ended = published is not None and published.finished
-        if has_ended:
+        ended = published is not None and published.finished
+        if ended:
             published, tells_at = None, deadline + 1.0
             log(
                 f"The run of the server at {self._connection.address} has ended: waiting up to "
@@ -319,7 +319,7 @@ class Subscriber:
                 raise UnavailableError(
                     f"The parameters at {self._connection.address}",
                     expected=f"a learner that publishes them within {seconds:g} s",
-                    got="only those of a run that has ended" if has_ended else "no parameters",
+                    got="only those of a run that has ended" if ended else "no parameters",
                     remedy="Start tfrl-learn with the same gin file and servers.",
                 )
             time.sleep(_LOOK_SECONDS)

@@ -29,7 +29,6 @@ from tfrl.roles.tables import (
     STATISTICS,
     TASK_ID,
     agent_form,
-    await_replay,
     check_rollouts,
     check_settings,
     collectors_of,
@@ -366,8 +365,7 @@ class ReplayCollectors(RemoteCollectors):
           UserError: For a workflow that cannot be distributed, a server that does not answer in
             time, and a server that was started from another gin file.
         """
-        replay = replay_at(workflow, replay_server, wait_seconds)
-        await_replay(workflow, replay, log)
+        replay = replay_at(workflow, replay_server, wait_seconds, log)
         first = replay.addresses[0]
         connection = parameters.connect(variable_server or first, wait_seconds, log)
         self._servers = [
@@ -430,9 +428,7 @@ class ReplayCollectors(RemoteCollectors):
                 "learner. They count for this run, which has no checkpoint."
             )
 
-    def play(
-        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
-    ) -> tuple[Collected, Nest, Nest]:
+    def play(self, agent_state: Nest, *, waits: bool) -> Collected:
         """Returns the experience since the last call; see `Collectors.play`."""
         if self._is_due():
             self._publish(agent_state)
@@ -441,7 +437,7 @@ class ReplayCollectors(RemoteCollectors):
             leaves = self._group.broadcast_arrays(tf.nest.flatten(played))
             played = tf.nest.pack_sequence_as(played, leaves)
         self._env_steps += int(played.env_steps)
-        return played, env_state, carry
+        return played
 
     def _new_priority(self) -> float:
         return 1.0 if self._buffer is None else float(self._buffer.new_priority)
@@ -622,14 +618,12 @@ class RolloutCollectors(RemoteCollectors):
             )
         return self._num_collectors // workers
 
-    def play(
-        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
-    ) -> tuple[CollectedRollouts, Nest, Nest]:
+    def play(self, agent_state: Nest, *, waits: bool) -> CollectedRollouts:
         """Returns a batch of rollouts, `[T, B, ...]`, concatenated along B.
 
         Each of several workers gets its share of them.
         """
-        del key, waits
+        del waits
         if self._synchronous:
             self._request = max(self._of_all(self._request)) + 1
         if self._leads:
@@ -644,7 +638,7 @@ class RolloutCollectors(RemoteCollectors):
             "policy_lag": np.float32(np.mean(self._of_all(float(np.mean(lags))))),
         }
         self._dropped = 0
-        return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
+        return CollectedRollouts(trajectory=played, metrics=metrics)
 
     def _gather(self, agent_state: Nest) -> tuple[list[list[np.ndarray]], list[int]]:
         """Waits for this process's share of rollouts.

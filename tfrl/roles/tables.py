@@ -234,25 +234,6 @@ def collectors_of(info: Mapping[str, Any]) -> int:
     return int(count[1]) if count else 1  # `check_rollouts` names the difference
 
 
-def await_replay(
-    workflow: LearnerWorkflow, replay: ReverbReplay, log: Callable[[str], None]
-) -> None:
-    """Waits for the servers of a factory; checks their settings, then their tables.
-
-    Args:
-      workflow: The workflow of this process.
-      replay: A factory from `replay_at`.
-      log: Takes a line for each server that does not answer at once.
-
-    Raises:
-      UserError: See `await_tables` and `check_settings`.
-    """
-    for address in replay.addresses:
-        info = await_server(address, reverb().Client(address), replay.timeout, log)
-        check_settings(address, info, workflow)
-    await_tables(replay, log)
-
-
 def shared_settings(workflow: LearnerWorkflow) -> dict[str, str]:
     """Returns the settings that all processes of a run must share, by gin name, as text.
 
@@ -339,16 +320,28 @@ def _report_table(name: str, signature: Any) -> Any:
     )
 
 
-def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) -> ReverbReplay:
-    """Returns `distributed_replay` with the addresses of its servers.
+def replay_at(
+    workflow: LearnerWorkflow, addresses: str, wait_seconds: float, log: Callable[[str], None]
+) -> ReverbReplay:
+    """Returns `distributed_replay` with the addresses of its servers, once they answer.
 
     Args:
       workflow: The workflow of the gin file.
       addresses: "host:port" of each server, separated by commas.
       wait_seconds: Seconds to wait for an answer, and for a lost server.
+      log: Takes a line for each server that does not answer at once.
+
+    Raises:
+      UserError: See `await_tables` and `check_settings`.
     """
     replay = distributed_replay(workflow, len(addresses.split(",")))
-    return replay.replace(address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds)
+    replay = replay.replace(address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds)
+    for address in replay.addresses:
+        check_settings(
+            address, await_server(address, reverb().Client(address), wait_seconds, log), workflow
+        )
+    await_tables(replay, log)
+    return replay
 
 
 def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrl.timing import MARGIN, best_seconds, wait_for
 from tfrl.workflows.fast_call import bound_call
-from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing
+from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing, may_have_clocks
 
 # Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
@@ -80,12 +80,8 @@ class CompileModeTuner:
         """
         self._asked, self._trials, self._stages = asked, trials, stages
 
-    def settle(self, has_clocks: Callable[[str], bool]) -> None:
-        """Settles the modes that are not settled yet.
-
-        Args:
-          has_clocks: Takes the mode of the loop; returns whether clocks run between the stages.
-        """
+    def settle(self) -> None:
+        """Settles the modes that are not settled yet."""
         trials, modes, asked = self._trials, self._stages.modes, self._asked
         if trials.choose_acting is not None and "rollout" not in modes:
             self._stages.set_mode("rollout", trials.choose_acting(asked["rollout"]))
@@ -98,7 +94,7 @@ class CompileModeTuner:
         if "loop" in modes:
             return
         modes["loop"] = "eager" if trials.python_loop else self._choose_loop(asked["loop"])
-        lacks = trials.overlaps or not has_clocks(modes["loop"])
+        lacks = trials.overlaps or not may_have_clocks(modes["loop"])
         if lacks and modes["loop"] != "eager" and trials.timed_apart:
             self._time_stages()
 

@@ -27,7 +27,7 @@ def check_agent(agent: object) -> None:
             "agent",
             expected="an agent that learns from replayed transitions: "
             + algorithm_names(from_replay=True),
-            got=f"{name_of(agent)}, which learns from its own rollouts",
+            got=f"{algorithm_name(agent)}, which learns from its own rollouts",
             remedy="Train it with OnPolicyWorkflow.",
         )
 
@@ -62,14 +62,8 @@ def check_counts(**counts: Any) -> None:
 
 def check_batch_size(batch_size: Any, num_replicas: int) -> None:
     """Raises a UserError for a batch size below 1, or one that the replicas do not divide."""
-    is_int = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if not is_int or batch_size < 1:
-        raise UserError(
-            "batch_size",
-            expected="a whole number of at least 1",
-            got=repr(batch_size),
-            remedy="Typical values are 256, or 32 to 128 for DQN.",
-        )
+    remedy = "Typical values are 256, or 32 to 128 for DQN."
+    checks.at_least("batch_size", batch_size, 1, remedy=remedy)
     if batch_size % num_replicas:
         below = batch_size // num_replicas * num_replicas
         near = [str(n) for n in (below, below + num_replicas) if n]
@@ -403,7 +397,7 @@ def check_evaluator(evaluator: object, eval_env: object) -> None:
         )
 
 
-def name_of(agent: object) -> str:
+def algorithm_name(agent: object) -> str:
     """Returns the name of an agent's algorithm: its class, or the class of a wrapped agent."""
     return getattr(agent, "algorithm", None) or type(agent).__name__
 
@@ -445,7 +439,7 @@ def check_config(agent: object, learner_config: object) -> None:
     if learner_config is not None and only_external_updates(agent):
         raise UserError(
             "learner_config",
-            expected=f"None, since {name_of(agent)} trains with its own optimizers",
+            expected=f"None, since {algorithm_name(agent)} trains with its own optimizers",
             got=repr(learner_config),
             remedy="Leave it out, and set the learning rate in the agent's constructor.",
         )
@@ -458,7 +452,7 @@ def check_on_policy(agent: object) -> None:
             "agent",
             expected="an agent that learns from its own rollouts: "
             + algorithm_names(from_replay=False),
-            got=f"{name_of(agent)}, which learns from replayed transitions",
+            got=f"{algorithm_name(agent)}, which learns from replayed transitions",
             remedy="Train it with OffPolicyWorkflow.",
         )
 

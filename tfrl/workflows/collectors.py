@@ -91,18 +91,13 @@ class Collectors(Protocol):
     def end_call(self) -> None:
         """Called after each call of several iterations; the learner may evaluate or save then."""
 
-    def play(
-        self, agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
-    ) -> tuple[Nest, Nest, Nest]:
+    def play(self, agent_state: Nest, *, waits: bool) -> Nest:
         """Returns the collectors' experience since the last call, in the place of a rollout.
 
         The result is a `Collected` if experience goes to a replay buffer, else `CollectedRollouts`.
 
         Args:
           agent_state: The agent's state; it is published to the collectors at intervals.
-          env_state: Returned unchanged.
-          carry: Returned unchanged.
-          key: Ignored.
           waits: Whether to wait for new experience.
         """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.worker_group import WorkerGroup
@@ -89,15 +89,13 @@ class Workflow(abc.ABC):
         Args:
           iterations_per_call: Changes no result; None for calls of about half a second.
         """
-        is_int = isinstance(iterations_per_call, int) and not isinstance(iterations_per_call, bool)
-        if iterations_per_call is not None and not (is_int and iterations_per_call >= 1):
-            raise UserError(
-                "iterations_per_call",
-                expected="a whole number of at least 1, or None",
-                got=repr(iterations_per_call),
-                remedy="Pass None to choose it by timing.",
-            )
-        self.iterations_per_call = iterations_per_call
+        self.iterations_per_call = checks.at_least(
+            "iterations_per_call",
+            iterations_per_call,
+            1,
+            optional=True,
+            remedy="Pass None to choose it by timing.",
+        )
         self.compile: Any = "graph"  # a mode, or {stage: mode}
         self.agent: Agent | None = None
         self.evaluator: Evaluator | None = None
@@ -545,9 +543,8 @@ class Workflow(abc.ABC):
             expected="the shapes of this workflow's state",
             remedy="Restore with the configuration that saved it.",
         )
-        leaves = [values[p] if p in loaded else x for p, x in own.items()]
         leaves = [
-            put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
+            put(x, tf.convert_to_tensor(values[p])) if p in loaded else x for p, x in own.items()
         ]
         state = tf.nest.pack_sequence_as(state, leaves)
         plays_on = state.env_state is not None

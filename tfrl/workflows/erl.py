@@ -40,6 +40,7 @@ from tfrl.types import EvaluatesActions, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
+    algorithm_name,
     check_agent,
     check_batch_size,
     check_counts,
@@ -51,7 +52,6 @@ from tfrl.workflows.checks import (
     check_search,
     make_agent,
     make_replay,
-    name_of,
     updates_ratio,
 )
 from tfrl.workflows.core import Advance, Workflow
@@ -247,7 +247,8 @@ class ERLWorkflow(Workflow):
             raise UserError(
                 "agent",
                 expected=f"an agent that updates critics, then {self.group!r}, with train_half",
-                got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
+                got=f"{algorithm_name(self.agent)} with "
+                f"{', '.join(u.name for u in self.agent.updates)}",
                 remedy="Use TD3, DDPG or SAC.",
             )
         checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
@@ -774,7 +775,7 @@ class ERLWorkflow(Workflow):
 
     def describe(self) -> str:
         """Returns a short description: agents, search, task."""
-        agents = ", ".join(map(name_of, self.modules.values()))
+        agents = ", ".join(map(algorithm_name, self.modules.values()))
         search = f"{type(self.optimizer).__name__} of {self.optimizer.pop_size}"
         how = f"inject={self.injection.kind}"
         if self.train_half:

@@ -17,44 +17,27 @@ from tfrl.distribute.tracing import counted_separately
 from tfrl.xla import never_in_xla
 
 
-class FastCall:
-    """A function of lists of tensors, compiled for the shapes of its first call."""
+def fast_call(
+    fn: Callable[..., list[tf.Tensor]],
+    bind: Callable[..., Any],
+    leaves: Sequence[tf.Tensor],
+    *,
+    jit: bool = False,
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+    """Returns a function of lists of tensors, compiled for the shapes of `leaves`.
 
-    def __init__(
-        self,
-        fn: Callable[..., list[tf.Tensor]],
-        bind: Callable[..., Any],
-        *,
-        jit: bool = False,
-    ):
-        """Traces nothing yet.
+    Args:
+      fn: `fn(*tensors)` returns a list of tensors; the result does not refer to it.
+      bind: `bind(make, args)` returns a bound trace as `Traces.bound` does.
+      leaves: Tensors of the shapes of each call.
+      jit: Whether XLA compiles it.
+    """
 
-        Args:
-          fn: `fn(*tensors)` returns a list of tensors.
-          bind: `bind(make, args)` returns a bound trace as `Traces.bound` does.
-          jit: Whether XLA compiles it.
-        """
-        self._fn, self._bind, self._jit = fn, bind, jit
-        self._call: Callable[..., list[tf.Tensor]] | None = None
+    def make() -> Any:
+        traced = fn if jit else never_in_xla(fn)
+        return tf.function(counted_separately(traced), autograph=False, jit_compile=jit)
 
-    def forget_function(self) -> None:
-        """Drops the Python function behind the trace and everything that it refers to."""
-        self._fn = self._bind = _forgotten
-
-    def _make(self) -> Any:
-        traced = self._fn if self._jit else never_in_xla(self._fn)
-        return tf.function(counted_separately(traced), autograph=False, jit_compile=self._jit)
-
-    def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls the function; the tensors must have the shapes of the first call."""
-        if self._call is None:
-            specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            self._call = self._bind(self._make, specs).direct()
-        return self._call(leaves)
-
-
-def _forgotten(*args: Any) -> Any:
-    raise RuntimeError("a FastCall can be traced only once")
+    return bind(make, [tf.TensorSpec(x.shape, x.dtype) for x in leaves]).direct()
 
 
 def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -96,26 +79,6 @@ class AsyncExecutor:
     def forget_error(self) -> None:
         """Clears the error of a failed call, which further calls would raise again."""
         self._executor.clear_error()
-
-
-class FastReading:
-    """The elements of an iterator as flat lists of tensors.
-
-    `get_next` of an iterator builds a nest and inspects every tensor, which takes several times as
-    long as reading a small element. Within an `AsyncExecutor` a call returns at once.
-    """
-
-    def __init__(self, iterator: Any):
-        """Takes an iterator of a dataset of tensors with static shapes."""
-        self._read = tf_private.element_reader(iterator)
-
-    def __call__(self) -> list[tf.Tensor]:
-        """Returns the next element's leaves.
-
-        Raises:
-          tf.errors.OutOfRangeError: At the end of the dataset; later in an `AsyncExecutor`.
-        """
-        return self._read()
 
 
 class JoinedOutputs:

@@ -26,7 +26,7 @@ from tfrl.nest_packing import HostPacker
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.collectors import WaitEndedError
-from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
+from tfrl.workflows.fast_call import AsyncExecutor, JoinedOutputs, fast_call
 from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.rollout_sources import RolloutSource
 from tfrl.workflows.run_state import State, keys_of_iteration
@@ -40,10 +40,6 @@ _SLOTS = 512
 
 class Experience(Protocol):
     """A store of experience outside the graph, as a host runner uses it."""
-
-    @property
-    def host_outputs(self) -> list[tf.DType]:
-        """The dtypes of the host outputs of a call, see `flush`."""
 
     def on_rollout(self, played: Trajectory) -> None:
         """Called with each rollout, before its learner call."""
@@ -159,7 +155,7 @@ class HostRunner(Runner):
             self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, run_stages)
         rest, experience = self._calls[phase], self.experience
         source = self._workflow.rollout_source
-        play = source.rollout(run_stages, random=run_stages.phase.random)
+        play = source.rollout(run_stages)
         env_state, carry = state.env_state, state.carry
         form = state.replace(env_state=None, carry=None)
         counts = leaves.carried(form)
@@ -275,7 +271,7 @@ class CompiledLearnerCall:
         self._experience: Any = runner.experience
         self._reads = "" if self._experience is None else self._experience.reads_batches(run_stages)
         self._eager = mode == "eager"
-        self._compiled: FastCall | None = None
+        self._compiled: Callable[..., list[tf.Tensor]] | None = None
         self.names: list[str] = []
         self.accumulator: Any = None
 
@@ -292,13 +288,10 @@ class CompiledLearnerCall:
             def bind(make: Callable[[], Any], args: Any) -> Any:
                 return self._bind(form, make, args)
 
-            call = FastCall(lambda *xs: fn(form, *xs), bind, jit=jit)
             if self._reads == "python":
                 arguments = [*self._experience.read(wait=True), *arguments]
-            result = call(arguments)
-            call.forget_function()  # it holds variables, the trace does not
-            self._compiled = call
-            return result
+            self._compiled = fast_call(lambda *xs: fn(form, *xs), bind, arguments, jit=jit)
+            return self._compiled(arguments)
         if self._reads == "python":
             arguments = [*self._experience.read(wait=False), *arguments]
         return self._compiled(arguments)

@@ -42,6 +42,7 @@ from tfrl.types import ActionFn, EnvState, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.checks import (
+    algorithm_name,
     check_divided,
     check_ends,
     check_episodes,
@@ -50,7 +51,6 @@ from tfrl.workflows.checks import (
     check_resets,
     check_whole,
     make_agent,
-    name_of,
 )
 from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Advance, Workflow
@@ -672,17 +672,16 @@ class LearnerWorkflow(Workflow):
         """
         checks.instance("the state given to the workflow", state, State, "a state from `setup`")
         if self._runner_of(state) is None:
-            return self.copied(state, None)
+            return self.copied(state)
         return super().ready(state)
 
-    def copied(self, state: State, runner: Runner | None) -> State:
-        """Returns a copy of a state in variables of its own.
+    def copied(self, state: State) -> State:
+        """Returns a copy of a state in variables of its own, with the compile modes of its runner.
 
         Args:
           state: Of tensors, or of variables.
-          runner: The state's runner, whose compile modes the copy takes over; None for a state
-            without one.
         """
+        runner = self._runner_of(state)
         if runner is None:
             self._check_played(state)
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
@@ -724,7 +723,7 @@ class LearnerWorkflow(Workflow):
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
         state = self.ready(state)
-        return self.copied(state, self.runner(state))
+        return self.copied(state)
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
@@ -812,7 +811,7 @@ class LearnerWorkflow(Workflow):
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
         updates = self.describe_updates()
         return (
-            f"{name_of(self.agent)} on {task_name(env)}, "
+            f"{algorithm_name(self.agent)} on {task_name(env)}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
             f"{self.rollout_length} steps{f', {updates}' if updates else ''}"
         )
@@ -869,7 +868,7 @@ class LearnerWorkflow(Workflow):
                 trials.choose_acting(run_stages.modes["rollout"])
             return
         tuner = CompileModeTuner(self.compile, trials, run_stages)
-        tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_in_python)
+        tuner.settle()
         settled = (dict(run_stages.modes), {k: dict(v) for k, v in run_stages.seconds.items()})
         # A restored run asks for these modes by name.
         named = {n: run_stages.modes[n] for n in ("loop", "rollout", "update")}

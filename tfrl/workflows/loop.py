@@ -104,7 +104,6 @@ class TrainingLoop:
         self._train_steps = 0
         self._calls = 0
         self._phases = 0
-        self._evaluations = 0
         self._done = 0
         self._evaluated: dict[str, float] = {}  # metrics of the last evaluation
         self._warned = False
@@ -340,9 +339,9 @@ class TrainingLoop:
         metrics, state = self.workflow.evaluate(state)
         rows[-1].update(metrics)
         rows[-1]["time/evaluation"] = time.monotonic() - start
+        is_first = not self._evaluated
         self._evaluated, evaluated = metrics, float(metrics[_EVAL_RETURN])
-        self._evaluations += 1
-        self._show(rows[-1], compiled=self._evaluations == 1)
+        self._show(rows[-1], compiled=is_first)
         event = Event(env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow)
         self._note(self.callbacks.on_evaluate(event), "callback")
         target = self.options.target_return

@@ -394,11 +394,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         iterations = int(state.metrics.iterations)
         return HostRunner(self, self.traces, iterations, experience=experience)
 
-    def copied(self, state: State, runner: Runner | None) -> State:
+    def copied(self, state: State) -> State:
         """Returns a copy of a state in variables of its own; with Reverb, also of its server."""
         if not self.uses_reverb:
-            return super().copied(state, runner)
-        if runner is None:
+            return super().copied(state)
+        if self._runner_of(state) is None:
             raise UserError(
                 "a state of tensors",
                 expected="a replay buffer in the graph, whose experience is part of the state",
@@ -406,7 +406,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 remedy="Use workflow.snapshot, a checkpoint, or InGraphReplay.",
             )
         values = self._reverb(state).copy_values()
-        copy = super().copied(state, runner)
+        copy = super().copied(state)
         self._experience(copy).load(values)
         return copy
 
@@ -681,7 +681,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
                     lambda batch, key: self.priorities(
                         struct.values(learner.module_state(DEFAULT_MODULE_ID)), batch, key
                     ),
-                    *(batch, key),
+                    batch,
+                    key,
                 )
             return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **result}
 

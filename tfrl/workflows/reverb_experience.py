@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfrl import tf_private
 from tfrl.distribute.multi_worker import lost_workers
 from tfrl.errors import UserError
 from tfrl.replay.reverb.dataset import STARVED
@@ -20,7 +21,6 @@ from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.experience import of_all_processes
-from tfrl.workflows.fast_call import FastReading
 from tfrl.workflows.stages import Stages
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ReverbExperience:
         self._workflow, self.buffer, self.replicas = workflow, buffer, workflow.replicas
         self._iterator: Any = None
         self._spec: Nest = None
-        self._reading: FastReading | None = None
+        self._reading: Callable[[], list[tf.Tensor]] | None = None
         self._read_each_time = 0  # batches
         # While a learner call is traced: the batches read before it, and its host outputs.
         self._batches_read: Nest = ()
@@ -269,7 +269,9 @@ class ReverbExperience:
             unnoticed.
         """
         if self._reading is None:
-            self._reading, self._read_each_time = FastReading(self._batches()), self._due or 0
+            # `get_next` inspects every tensor, which takes several times as long as reading it.
+            self._reading = tf_private.element_reader(self._batches())
+            self._read_each_time = self._due or 0
         reading = self._reading
         leaves = [leaf for _ in range(self._read_each_time) for leaf in reading()]
         if wait:

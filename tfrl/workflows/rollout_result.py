@@ -39,11 +39,6 @@ class RolloutResult(struct.Struct):
     carry: Nest = None
 
 
-def episode_metric_names(info_fields: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the metrics that are means over the episodes of a rollout."""
-    return (*EPISODE_METRICS, *map("episode_{}".format, info_fields))
-
-
 def episode_metrics(
     trajectory: Trajectory, info_fields: Sequence[str]
 ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -115,7 +110,7 @@ def merge_results(
     for name in ("env_steps", "episodes"):
         own = tf.cast(out.counts[name], tf.float32)
         shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
-    of_episodes = episode_metric_names(info_fields)
+    of_episodes = {*EPISODE_METRICS, *map("episode_{}".format, info_fields)}
     weighted = {
         name: x
         if name in OUTLIERS  # counts

@@ -69,12 +69,11 @@ class RolloutSource(abc.ABC):
     # A rollout from Python, for the host's runner.
 
     @abc.abstractmethod
-    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+    def rollout(self, run_stages: Stages) -> Callable[..., Any]:
         """Returns `play(agent_state, env_state, carry, key)`.
 
         Args:
-          run_stages: The stages of the phase.
-          random: Whether the actions are random.
+          run_stages: The stages of the phase, which says whether the actions are random.
 
         Returns:
           A function that returns the experience, the environments' state and the recurrent state.
@@ -90,7 +89,11 @@ class RolloutSource(abc.ABC):
 
     def env_steps(self, played: Nest) -> int:
         """Returns the env steps of the experience that `play` returned, in all processes."""
-        return self._count(played)
+        workflow = self._workflow
+        if workflow.all_rows_valid:
+            return workflow.steps_per_iteration
+        steps, group = int(np.count_nonzero(played.valid)), workflow.worker_group
+        return steps if group is None else int(sum(group.all_gather(steps)))
 
     def result(self, state: State, played: Nest) -> RolloutResult:
         """Returns the result of a rollout; traced.
@@ -100,26 +103,11 @@ class RolloutSource(abc.ABC):
           played: The experience that `play` returned: `[T, B, ...]` of this process' replicas, one
             behind the other.
         """
-        return self._processed(state, played)
-
-    def _collect(self, random: bool) -> Callable[..., Any]:
-        workflow = self._workflow
-        action_fn = workflow.agent.random_actions if random else None
-        return functools.partial(workflow.collect_trajectory, action_fn=action_fn)
-
-    def _count(self, trajectory: Trajectory) -> int:
-        workflow = self._workflow
-        if workflow.all_rows_valid:
-            return workflow.steps_per_iteration
-        steps, group = int(np.count_nonzero(trajectory.valid)), workflow.worker_group
-        return steps if group is None else int(sum(group.all_gather(steps)))
-
-    def _processed(self, state: State, trajectory: Trajectory) -> RolloutResult:
         workflow = self._workflow
         replicas, agent_state = workflow.replicas, state.agent_state
         process = workflow.compiled_process_rollout
         if not replicas.several:
-            return process(struct.values(agent_state), trajectory)
+            return process(struct.values(agent_state), played)
         share = workflow.replica_env.num_envs
 
         def own(trajectory: Trajectory) -> RolloutResult:
@@ -130,15 +118,20 @@ class RolloutSource(abc.ABC):
             before, fields = workflow.normalizer(values), workflow.env.info_fields
             return merge_results(replicas, out, before, None, fields)
 
-        out = replicas.run(own, trajectory)
+        out = replicas.run(own, played)
         common = replicas.any_replica(out.replace(batch=None))
         return common.replace(batch=out.batch)
 
+    def _collect(self, random: bool) -> Callable[..., Any]:
+        workflow = self._workflow
+        action_fn = workflow.agent.random_actions if random else None
+        return functools.partial(workflow.collect_trajectory, action_fn=action_fn)
+
     # How the rollout is compiled.
 
-    @abc.abstractmethod
     def blank(self, state: State) -> Trajectory:
-        """Returns a trajectory of zeros, to time the update on."""
+        """Returns a trajectory of zeros to time the update on, where Python plays."""
+        raise NotImplementedError
 
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
         """Returns the stage "rollout", to be timed; here one that is not, since Python plays."""
@@ -159,9 +152,9 @@ class DeviceSource(RolloutSource):
         env_state, carry = super().reset(key)
         return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
 
-    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+    def rollout(self, run_stages: Stages) -> Callable[..., Any]:
         """Returns the compiled rollout, for a run whose experience goes to Reverb."""
-        stage = self._stage(run_stages, random=random)
+        stage = self._stage(run_stages, random=run_stages.phase.random)
         if not self._workflow.replicas.several:
             return stage
         # A compiled function takes no distributed variables.
@@ -196,10 +189,6 @@ class DeviceSource(RolloutSource):
         parts = replicas.per_replica(played)
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
-    def blank(self, state: State) -> Trajectory:
-        """Raises NotImplementedError: the update is timed on a real rollout."""
-        raise NotImplementedError("device rollouts are timed on a real rollout")
-
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
         """Returns the stage of the run: the first function of a name is the run's, too."""
         workflow = self._workflow
@@ -221,9 +210,9 @@ class HostSource(RolloutSource):
         """Closes the environments."""
         self._env.close()
 
-    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+    def rollout(self, run_stages: Stages) -> Callable[..., Any]:
         """Returns the rollout in Python; see `RolloutSource.rollout`."""
-        return self._collect(random)
+        return self._collect(run_stages.phase.random)
 
     def policies(self, *, random: bool) -> list[HostPolicy]:
         """Returns the policies of the environments; see `RolloutSource.policies`."""
@@ -281,22 +270,27 @@ class CollectorSource(RolloutSource):
         """Closes the connections to collectors."""
         self._collectors.close()
 
-    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+    def rollout(self, run_stages: Stages) -> Callable[..., Any]:
         """Returns a function that receives the collectors' experience."""
-        return functools.partial(self._collectors.play, waits=not run_stages.phase.learns)
+        waits = not run_stages.phase.learns
+
+        def play(agent_state: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            return self._collectors.play(agent_state, waits=waits), env_state, carry
+
+        return play
 
     def env_steps(self, played: Nest) -> int:
         """Returns the env steps of all collectors since the last rollout."""
         if isinstance(played, Collected):
             return int(played.env_steps)
-        return self._count(played.trajectory)
+        return super().env_steps(played.trajectory)
 
     def result(self, state: State, played: Nest) -> RolloutResult:
         """Returns the result with the collectors' metrics; see `RolloutSource.result`."""
         if isinstance(played, Collected):
             normalizer = self._workflow.normalizer(state.agent_state)
             return played.as_result(struct.values(normalizer))
-        result = self._processed(state, played.trajectory)
+        result = super().result(state, played.trajectory)
         return result.replace(metrics={**result.metrics, **played.metrics})
 
     def blank(self, state: State) -> Trajectory:

@@ -20,7 +20,7 @@ from tfrl.types import Nest
 MODES = ("xla", "graph", "eager")
 
 _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
-    "tfrl_laps", default=None
+    "tfrl_times", default=None
 )
 
 
@@ -178,7 +178,7 @@ class Stages:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Makes these the stages of `stage` and `phase` inside the context."""
+        """Makes these the stages of `stage` and `current` inside the context."""
         token = _current.set(self)
         try:
             yield
