@@ -149,7 +149,7 @@ def test_others_of_another_file_end_with_the_leaf_that_differs(tmp_path):
         common = (f"--replay_server={address}", "--wait_seconds=120")
         for binary, binding, leaf in (
             ("learn", "OnPolicyWorkflow.rollout_length=16", "table 'rollouts'"),
-            ("collect", "Impala.hidden=(8,)", "the parameters at"),
+            ("collect", "Impala.hidden=(8,)", "Impala.hidden: expected None"),
         ):
             root = (f"--root_dir={tmp_path}/learner",) if binary == "learn" else ()
             began = time.monotonic()

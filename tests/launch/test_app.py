@@ -2,7 +2,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -269,3 +271,15 @@ def test_names_are_distrusted_for_one_program_alone(end):
         app._call(main)
         raise SystemExit(0)
     assert loading.distrusted() is None
+
+
+def test_an_error_of_tensorboards_thread_is_left_to_the_main_one(capsys):
+    class Writer(threading.Thread):
+        __module__ = "tensorboard.summary.writer.event_file_writer"
+
+    for kind, error in ((Writer, OSError), (Writer, ValueError), (threading.Thread, OSError)):
+        args = SimpleNamespace(
+            exc_type=error, exc_value=error("full"), exc_traceback=None, thread=kind()
+        )
+        app._show_thread_error(threading.ExceptHookArgs(vars(args).values()))
+        assert ("full" in capsys.readouterr().err) == ((kind, error) != (Writer, OSError))

@@ -7,6 +7,7 @@ Exit codes: 0 for success or help; 2 for a user error; 130 for a keyboard interr
 import os
 import pathlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -57,6 +58,7 @@ def run(
     logging.set_verbosity(logging.WARNING)
     logging.set_stderrthreshold("warning")
     warnings.showwarning = _show_warning
+    threading.excepthook = _show_thread_error
     # The working directory comes last, so that its modules do not shadow libraries.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -72,6 +74,13 @@ def say(text: str) -> None:
     """Prints a line for the user, unless --quiet is given."""
     if not ("quiet" in flags.FLAGS and flags.FLAGS["quiet"].value):
         print(working_copy.named(text), flush=True)
+
+
+def _show_thread_error(args: Any) -> None:
+    """Prints the error of a thread, unless TensorBoard's writer raises it again in the main one."""
+    written = isinstance(args.exc_value, OSError)
+    if not (written and type(args.thread).__module__.startswith("tensorboard.")):
+        threading.__excepthook__(args)  # type: ignore[attr-defined]
 
 
 def _show_warning(

@@ -106,6 +106,7 @@ class ReverbExperience:
                 return fn(*args)
             except tf.errors.OpError as error:
                 if several and any(sign in str(error) for sign in _OF_WORKERS):
+                    self.buffer.connection.probe()  # a lost server ends the others, too
                     with lost_workers(self.replicas.strategy):  # a lost worker, not the server
                         raise
                 raise

@@ -244,6 +244,11 @@ class Connections:
         for connection in self._all:
             connection.check(what)
 
+    def probe(self) -> None:
+        """See `Connection`."""
+        for connection in self._all:
+            connection.probe()
+
     @property
     def on_wait(self) -> Callable[[], None]:
         """See `Connection`."""
