@@ -495,7 +495,7 @@ class ErrorTest(parameterized.TestCase):
         ),
         ({"eval_env": "tf:CartPole-v1"}, "eval_env: expected environments from tfrl.make_env"),
         ({"iterations_per_call": 0}, "iterations_per_call: expected a whole number of at least 1"),
-        ({"iterations_per_call": 2.5}, "at least 1, or None, got 2.5"),
+        ({"iterations_per_call": 2.5}, "at least 1 or None, got 2.5"),
         ({"compile": "fast"}, "compile: expected one of xla, graph, eager, auto"),
         ({"num_epochs": 0}, "num_epochs: expected a whole number of at least 1, got 0"),
     )
