@@ -193,6 +193,8 @@ def class_settings(cls: type) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         settings.update({name: x for name, x in vars(base).items() if _is_setting(name, x)})
+    for name in [name for name, x in settings.items() if isinstance(x, cls)]:
+        del settings[name]  # such as a default object
     return settings
 
 

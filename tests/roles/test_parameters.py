@@ -183,6 +183,45 @@ def test_another_server_is_refused():
     server.stop()
 
 
+def test_a_publication_that_was_abandoned_does_not_share_its_stream(server, client):
+    publisher = parameters.Publisher(client)
+    publisher.publish(parameters.Published(filled(1), 1, 0, False))
+    stream, inside, goes_on = publisher._writer, threading.Event(), threading.Event()
+
+    class Blocked:
+        def __getattr__(self, name):
+            inside.set()
+            goes_on.wait(20.0)
+            return getattr(stream, name)
+
+    publisher._writer = Blocked()
+    late = parameters.Published(filled(2), 2, 0, False)
+    thread = threading.Thread(target=publisher.publish, args=[late])
+    thread.start()
+    assert inside.wait(20.0)
+    publisher.publish(parameters.Published(filled(3), 3, 0, False))
+    assert subscribe(server).newest().learner_steps == 3
+    goes_on.set()
+    thread.join(20.0)
+    publisher.close()
+
+
+def test_a_stream_of_before_an_outage_is_replaced(server, client):
+    publisher = parameters.Publisher(client)
+    closed = []
+
+    class Broken:
+        Close = closed.append
+
+        def Append(self, _):  # noqa: N802
+            raise RuntimeError("Error when confirming that all items written to table.")
+
+    publisher._writer = Broken()
+    publisher.publish(parameters.Published(filled(4), 4, 0, False))
+    assert subscribe(server).newest().learner_steps == 4 and closed == [False]
+    publisher.close()
+
+
 def test_a_state_is_read_in_one_call():
     reader = parameters.AgentStateReader()
     state = {"a": tf.Variable([[1.0, 2.0]]), "b": tf.Variable(3, dtype=tf.int64)}

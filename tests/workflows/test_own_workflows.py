@@ -165,6 +165,13 @@ def test_a_class_attribute_of_an_agent_is_part_of_its_logic(env, monkeypatch):
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_a_default_object_of_a_class_is_no_setting(monkeypatch):
+    key = logic_key(ModuleConfig())
+    monkeypatch.setattr(ModuleConfig, "DEFAULT", ModuleConfig(), raising=False)
+    monkeypatch.setattr(RandomAgent, "DEFAULT", None, raising=False)
+    assert logic_key(ModuleConfig()) == key
+
+
 def test_equal_keras_optimizers_are_equal_logic():
     make = functools.partial(keras.optimizers.Adam, 1e-3)
     one, two = (logic_key(ModuleConfig(optimizer=make())) for _ in range(2))
@@ -297,6 +304,30 @@ def test_what_a_subclass_adds_to_the_replay_state_is_saved_and_copied(env, tmp_p
     assert counts_of(state) == [2.0, 2.0]
     assert [counts_of(copy) for copy in copies] == [[1.0, 1.0]] * 3
     assert [counts_of(workflow.step(copy)[1]) for copy in copies] == [[2.0, 2.0]] * 3
+
+
+def test_a_checkpoint_without_what_a_subclass_adds_is_restored(env, tmp_path):
+    agent = functools.partial(tfrl.PPO, hidden=(4,))
+    options = {"rollout_length": 4, "num_minibatches": 1, "num_epochs": 1, "compile": "graph"}
+    before = tfrl.OnPolicyWorkflow(env, agent, **options)
+    before.save(before.step(before.setup(0))[1], tmp_path)
+    restored = OwnReplayState(env, agent, **options).restore(tmp_path)
+    assert restored.metrics.env_steps == 8 and counts_of(restored) == [0.0, 0.0]
+
+
+class Started(tfrl.OnPolicyWorkflow):
+    """Counts the optimizer's iterations by a Python number."""
+
+    def setup_agent_and_optimizer(self, key):
+        agent_state, opt_state = super().setup_agent_and_optimizer(key)
+        (name,) = opt_state
+        return agent_state, {name: {**opt_state[name], "learning_rate": 1}}
+
+
+def test_a_hook_may_return_numbers_of_python(env):
+    state = Started(env, functools.partial(tfrl.PPO, hidden=(4,)), num_minibatches=1).setup(0)
+    (slots,) = state.opt_state.values()
+    assert float(slots["learning_rate"]) == 1.0
 
 
 def test_what_a_subclass_adds_beside_a_buffer_is_saved(env, tmp_path):

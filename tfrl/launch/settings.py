@@ -61,7 +61,7 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
     gin_files.parse(files, bindings)
     settings = gin_files.call(Settings)
     gin_files.check_used()
-    if not settings.workflow.config:  # else an attribute of the user's own workflow
+    if settings.workflow.config is Workflow.config:  # else an attribute of the user's own
         settings.workflow.config = types.MappingProxyType(gin_registry.values())
     return settings
 

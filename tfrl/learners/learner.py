@@ -267,7 +267,10 @@ class Learner:
             params = [p for p in params if not self.optimizers.has(p)]
             if params:
                 own = self._optimizer_fn
-                optimizer = own(config) if own else config.make_optimizer(update.name)
+                if own:  # a rate that it may pass on
+                    optimizer = own(config if config.lr is not None else config.replace(lr=3e-4))
+                else:
+                    optimizer = config.make_optimizer(update.name)
                 rate = config.rate_of(update.name)
                 self.register_optimizer(module_id, update.name, optimizer, params, rate)
 
@@ -1132,7 +1135,11 @@ class Learner:
             means = mean_of(results)
             if begun:
                 metrics = {
-                    m: {n: tf.constant(x) for n, x in means[m].items() if isinstance(x, float)}
+                    m: {
+                        n: tf.constant(x, tf.float32)
+                        for n, x in means[m].items()
+                        if isinstance(x, float)
+                    }
                     for m in begun
                     if m in means
                 }

@@ -163,23 +163,29 @@ class Publisher:
             self._write(nest)
         except RuntimeError:
             # The stream is of before an outage of the server; a new one waits for the server.
-            with contextlib.suppress(RuntimeError):
-                self.close()
             self._write(nest)
 
     def _write(self, nest: Nest) -> None:
-        if self._writer is None:
+        # Taken meanwhile: an abandoned call keeps its stream, and the next one opens another.
+        writer, self._writer = self._writer, None
+        if writer is None:
             # The C++ writer: the destructor of Reverb's Python writer waits for a lost server.
-            self._writer = self._client._client.NewWriter(1, 1, False, 1)
-        self._writer.Append(tf.nest.flatten(nest))
-        self._writer.CreateItem(TABLE, 1, 1.0)
-        self._writer.Flush()
+            writer = self._client._client.NewWriter(1, 1, False, 1)
+        try:
+            writer.Append(tf.nest.flatten(nest))
+            writer.CreateItem(TABLE, 1, 1.0)
+            writer.Flush()
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                writer.Close(False)  # without waiting for a lost server
+            raise
+        self._writer = writer
 
     def close(self) -> None:
         """Closes the stream; may wait for a server that does not answer."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.Close(False)  # without waiting for a lost server
+            writer.Close(False)
 
 
 def publish(client: Any, published: Published) -> None:

@@ -431,7 +431,9 @@ class Workflow(abc.ABC):
         """Returns the settings that traces depend on; equal logic shares traces."""
         settings = {**class_settings(type(self)), **vars(self)}
         if isinstance(self.config, types.MappingProxyType):  # gin's: references equal by their text
-            settings["config"] = {name: str(x) for name, x in self.config.items()}
+            settings["config"] = {
+                name: str(x) for name, x in self.config.items() if not name.startswith("train.")
+            }
         return {name: x for name, x in settings.items() if name not in self._not_traced}
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
@@ -733,3 +735,4 @@ class Workflow(abc.ABC):
         """Closes what the workflow holds outside the state, such as environments on the host."""
         if self._host_eval_env is not None:
             self._host_eval_env.close()
+            self._host_eval_env = None

@@ -66,6 +66,7 @@ from tfrl.workflows.rollout_result import (
 from tfrl.workflows.rollout_sources import CollectorSource, DeviceSource, HostSource, RolloutSource
 from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.run_values import (
+    OWN_REPLAY,
     PLAYED,
     learner_values,
     load_learner,
@@ -929,8 +930,14 @@ class LearnerWorkflow(Workflow):
         return {**progress_values(self, state), **learner_values(self, state)}
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
-        """Whether a path is loaded; without `environments` not theirs and the recurrent state."""
-        return environments or not path.startswith(PLAYED)
+        """Whether a path is loaded; without `environments` not what only a training needs."""
+        return environments or not path.startswith((*PLAYED, OWN_REPLAY))
+
+    def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
+        """Checks the paths; earlier versions did not save a subclass' own replay state."""
+        super().check_paths(
+            checkpoint, {p for p in want if p in have or not p.startswith(OWN_REPLAY)}, have
+        )
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
@@ -952,5 +959,5 @@ def _filled(what: str, nest: Nest, values: Nest) -> Nest:
         expected="the structure and shapes of this workflow's state",
         remedy="Start from the state that this workflow's `setup` returns.",
     )
-    filled = [leaves.put(x, tf.convert_to_tensor(new[path])) for path, x in own.items()]
+    filled = [leaves.put(x, tf.convert_to_tensor(new[path], x.dtype)) for path, x in own.items()]
     return tf.nest.pack_sequence_as(nest, filled)

@@ -368,7 +368,8 @@ class ReverbExperience:
                 try:
                     self.buffer.save(str(path), tables=tables)
                 except WaitEndedError:
-                    # A signal ended the servers, too: they write their tables by themselves.
+                    # A signal came, and a server is lost: servers that got it, too, write their
+                    # tables by themselves; of others the last checkpoint remains.
                     self.buffer.save(str(path), tables=False)
                 with zipfile.ZipFile(packed, "w") as archive:  # chunks are compressed already
                     for file in sorted(path.rglob("*")):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LEARNER, _PROGRESS, _REPLAY = "learner/", "progress/", "replay_buffer_state"
 # Prefixes of the paths of environments and of the policy's carry.
 PLAYED = (f"{_PROGRESS}env_state", f"{_PROGRESS}carry")
+# Prefix of what a subclass has added to `replay_buffer_state`.
+OWN_REPLAY = f"{_PROGRESS}{_REPLAY}"
 # Counters that belong to the learner or follow from it.
 _OF_LEARNER = ("learner", "learning_start")
 
@@ -61,9 +63,10 @@ def load_progress(
     """
     gathered = _gathered(workflow, state)
     want = struct.paths(gathered)
-    if not environments:
-        kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
-        values = {**values, **{f"{_PROGRESS}{p}": x for p, x in kept.items()}}
+    own = {f"{_PROGRESS}{p}": x for p, x in want.items()}
+    kept = (OWN_REPLAY,) if environments else (*PLAYED, OWN_REPLAY)
+    given = {p: x for p, x in values.items() if environments or not p.startswith(kept)}
+    values = {**{p: x for p, x in own.items() if p.startswith(kept)}, **given}
     _check_replicas(workflow, want, values)
     loaded = [tf.convert_to_tensor(values[f"{_PROGRESS}{p}"]) for p in want]
     progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, loaded))

@@ -1,6 +1,7 @@
 """A buffer over several servers: where items go, where priorities come home, and what is kept."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tests.replay import oracle
 from tests.replay.reverb import helpers
 from tfrl.errors import UserError
+from tfrl.replay.reverb import sharded as sharded_lib
 from tfrl.replay.reverb.server import ReverbServer
 
 
@@ -99,6 +101,24 @@ def test_a_server_that_takes_no_items_does_not_hold_up_another():
     buffer.on_wait = None
     for server in servers:
         server.stop()
+
+
+def test_the_error_of_one_server_does_not_wait_for_another(sharded, monkeypatch):
+    left = []
+    monkeypatch.setattr(sharded_lib, "leave_behind", lambda *calls: left.extend(calls))
+    buffer, *_ = sharded
+    goes_on = threading.Event()
+    monkeypatch.setattr(buffer.shards[0], "add", lambda _: goes_on.wait(20.0))
+
+    def fail(_):
+        raise ToldToEndError
+
+    monkeypatch.setattr(buffer.shards[1], "add", fail)
+    began = time.monotonic()
+    with pytest.raises(ToldToEndError):
+        buffer.add(oracle.trajectory(helpers.streams("same_step", 2, 8), 0, 8))
+    assert time.monotonic() - began < 5.0 and len(left) == 1
+    goes_on.set()
 
 
 @pytest.mark.parametrize("block_size", [1, 4])

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.reverb.buffer import ReverbBuffer, distribute
-from tfrl.replay.reverb.cancellable_call import Callers
+from tfrl.replay.reverb.cancellable_call import Callers, leave_behind
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds between two looks for signals, while servers take items.
-_LOOK_SECONDS = 0.5
+# Seconds between two looks for errors and signals, while servers take items.
+_LOOK_SECONDS = 0.1
 
 
 class ShardedBuffer(ReplayBuffer):
@@ -91,11 +91,16 @@ class ShardedBuffer(ReplayBuffer):
             for shard, own in zip(self.shards, parts, strict=True)
             if own.any()
         ]
-        for call in calls:
-            while not call.wait(_LOOK_SECONDS):
-                pass
-        for call in calls:
-            call.result()
+        waiting = calls
+        try:
+            while waiting:
+                waiting = [call for call in waiting if not call.wait(_LOOK_SECONDS)]
+                for call in calls:
+                    if call not in waiting:
+                        call.result()  # raises its error, while others may still wait
+        except BaseException:
+            leave_behind(*waiting)
+            raise
 
     def cut(self) -> None:
         """See `ReverbBuffer`."""
@@ -196,6 +201,7 @@ class ShardedBuffer(ReplayBuffer):
 
     def close(self) -> None:
         """See `ReverbBuffer`."""
+        self._callers.close()
         self._each(ReverbBuffer.close)
 
     def _each(self, fn: Callable[[ReverbBuffer], Any]) -> None:
