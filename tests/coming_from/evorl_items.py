@@ -10,8 +10,8 @@ ITEMS = [
     (
         "`RLWorkflow(config)`, `self.config`",
         "`workflow.config`",
-        "read-only: the gin bindings of the workflow; empty for a workflow built from objects in "
-        "Python",
+        "the gin bindings of the workflow; empty for a workflow built from objects in Python; a "
+        "subclass may have a `config` of its own",
     ),
     ("`dp_axis_name`, `devices`", "`workflow.replicas`", "replicas of a tf.distribute strategy"),
     ("`enable_multi_devices`", "`workflow.enable_multi_devices`", ""),

@@ -1,4 +1,5 @@
 import csv
+import errno
 import json
 import math
 import os
@@ -29,6 +30,9 @@ def steps_of(path):
 
 
 FILES = [(recorders.CsvRecorder, "metrics.csv"), (recorders.JsonlRecorder, "metrics.jsonl")]
+
+
+_NO_SPACE = tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
 
 
 class TestCell:
@@ -364,6 +368,16 @@ class TestTensorBoard:
             UserError, match="TensorBoard folder .*/file/tb: expected a writable folder"
         ):
             recorders.TensorBoardRecorder(tmp_path / "file" / "tb")
+
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), _NO_SPACE])
+    def test_an_error_of_its_thread_is_raised_by_the_next_row(self, tmp_path, error):
+        recorder = recorders.TensorBoardRecorder(tmp_path)
+        recorder._writer._async_writer._worker.exception = error
+        for call in (lambda: recorder.write(1, {"a": 1.0}), recorder.flush):
+            with pytest.raises(UserError, match="TensorBoard folder .*writable.*got a full disk"):
+                call()
+        recorder._writer._async_writer._worker.exception = None
+        recorder.close()
 
 
 class TestConsole:

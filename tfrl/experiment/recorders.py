@@ -12,10 +12,11 @@ import sys
 import time
 import urllib.parse
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -28,6 +29,7 @@ from tfrl.storage import files
 
 STEP = "env_steps"
 _REMEDY = "Choose another --root_dir, or make this folder writable."
+_FULL = "Free disk space; the same command resumes from the last checkpoint."
 
 
 def cell(name: str, value: Any) -> float | int | str:
@@ -228,9 +230,8 @@ class _LineRecorder(Recorder):
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            remedy = "Free disk space; the same command resumes from the last checkpoint."
             raise files.unwritable(
-                f"metrics file {self._path}", error, kind="file", remedy=remedy
+                f"metrics file {self._path}", error, kind="file", remedy=_FULL
             ) from error
 
     def close(self) -> None:
@@ -350,12 +351,9 @@ class TensorBoardRecorder(Recorder):
         Raises:
           UserError: The folder cannot be written.
         """
-        directory = pathlib.Path(directory)
-        try:
+        self._directory = directory = pathlib.Path(directory)
+        with self._writing(_REMEDY):
             directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            thing = f"TensorBoard folder {directory}"
-            raise files.unwritable(thing, error, remedy=_REMEDY) from error
         self._earlier = sorted(directory.glob("*tfevents*"))
         self._writer = EventFileWriter(str(directory))
         self._closed = False
@@ -398,17 +396,29 @@ class TensorBoardRecorder(Recorder):
     def flush(self) -> None:
         """Returns once every event is in the file."""
         if not self._closed:
-            self._writer.flush()
+            with self._writing():
+                self._writer.flush()
 
     def close(self) -> None:
         """Flushes and closes the event file."""
         if not self._closed:
             self._closed = True
-            self._writer.close()
+            with self._writing():
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _writing(self, remedy: str = _FULL) -> Iterator[None]:
+        """Makes an error of the folder, also one of the writer's thread, a UserError."""
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            thing = f"TensorBoard folder {self._directory}"
+            raise files.unwritable(thing, error, remedy=remedy) from error
 
     def _add(self, step: int, **content: Any) -> None:
         event = event_pb2.Event(wall_time=time.time(), step=int(step), **content)
-        self._writer.add_event(event)
+        with self._writing():
+            self._writer.add_event(event)
 
 
 def _truncate_events(path: pathlib.Path, step: int) -> None:

@@ -77,9 +77,8 @@ def say(text: str) -> None:
 
 
 def _show_thread_error(args: Any) -> None:
-    """Prints the error of a thread, unless TensorBoard's writer raises it again in the main one."""
-    written = isinstance(args.exc_value, OSError)
-    if not (written and type(args.thread).__module__.startswith("tensorboard.")):
+    """Prints the error of a thread; that of TensorBoard's writer is raised in the main one."""
+    if not type(args.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(args)  # type: ignore[attr-defined]
 
 
