@@ -165,11 +165,11 @@ def test_a_class_attribute_of_an_agent_is_part_of_its_logic(env, monkeypatch):
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_a_default_object_of_a_class_is_no_setting(monkeypatch):
-    key = logic_key(ModuleConfig())
-    monkeypatch.setattr(ModuleConfig, "DEFAULT", ModuleConfig(), raising=False)
-    monkeypatch.setattr(RandomAgent, "DEFAULT", None, raising=False)
-    assert logic_key(ModuleConfig()) == key
+def test_a_default_object_of_a_class_is_no_setting(env, monkeypatch):
+    agent = Collecting(env).agent
+    key = logic_key(agent)
+    monkeypatch.setattr(RandomAgent, "DEFAULT", agent, raising=False)
+    assert logic_key(agent) == key
 
 
 def test_equal_keras_optimizers_are_equal_logic():
@@ -316,7 +316,7 @@ def test_a_checkpoint_without_what_a_subclass_adds_is_restored(env, tmp_path):
 
 
 class Started(tfrl.OnPolicyWorkflow):
-    """Counts the optimizer's iterations by a Python number."""
+    """Begins with a learning rate that is a number of Python."""
 
     def setup_agent_and_optimizer(self, key):
         agent_state, opt_state = super().setup_agent_and_optimizer(key)

@@ -87,27 +87,7 @@ def check(
     Raises:
       UserError: For any setting that cannot run.
     """
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > _MOST_NAME:
-        raise UserError(
-            f"--job_name={name}",
-            expected=f"at most {_MOST_NAME} lower-case letters, digits and -, beginning with a "
-            "letter",
-            got=name,
-            remedy="It becomes part of the pods' host names.",
-        )
-    if not image or re.search(r"\s", image):
-        raise UserError(
-            "--image",
-            expected="the container image of the pods",
-            got=repr(image) if image else "no value",
-            remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
-        )
-    if service_account and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", service_account):
-        raise UserError(
-            f"--service_account={service_account}",
-            expected="lower-case letters, digits, - and .",
-            got=service_account,
-        )
+    _check_names(name, image, service_account)
     mount = _mount(volume)[1] if volume else None
     root = pathlib.PurePosixPath(posixpath.normpath(options.root_dir))
     if not re.match("gs://[^/]", options.root_dir) and (
@@ -156,6 +136,31 @@ def check(
                 got=f"a tpu in --resources, and --tpu_topology={tpu_topology or ''}",
                 remedy="Leave tpu out of --resources, and pass for example --tpu_topology=v5e:2x4.",
             )
+
+
+def _check_names(name: str, image: str | None, service_account: str | None) -> None:
+    """Checks the form of what the cluster takes as it is."""
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > _MOST_NAME:
+        raise UserError(
+            f"--job_name={name}",
+            expected=f"at most {_MOST_NAME} lower-case letters, digits and -, beginning with a "
+            "letter",
+            got=name,
+            remedy="It becomes part of the pods' host names.",
+        )
+    if not image or re.search(r"\s", image):
+        raise UserError(
+            "--image",
+            expected="the container image of the pods",
+            got=repr(image) if image else "no value",
+            remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
+        )
+    if service_account and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", service_account):
+        raise UserError(
+            f"--service_account={service_account}",
+            expected="lower-case letters, digits, - and .",
+            got=service_account,
+        )
 
 
 def job_set(

@@ -62,25 +62,32 @@ def load_progress(
       UserError: If the numbers of replicas or environments differ.
     """
     gathered = _gathered(workflow, state)
-    want = struct.paths(gathered)
-    own = {f"{_PROGRESS}{p}": x for p, x in want.items()}
-    kept = (OWN_REPLAY,) if environments else (*PLAYED, OWN_REPLAY)
-    given = {p: x for p, x in values.items() if environments or not p.startswith(kept)}
-    values = {**{p: x for p, x in own.items() if p.startswith(kept)}, **given}
-    _check_replicas(workflow, want, values)
-    loaded = [tf.convert_to_tensor(values[f"{_PROGRESS}{p}"]) for p in want]
-    progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, loaded))
+    own = {f"{_PROGRESS}{p}": x for p, x in struct.paths(gathered).items()}
+
+    def stays(path: str) -> bool:
+        """Whether a value of the state stays."""
+        if not environments and path.startswith((*PLAYED, OWN_REPLAY)):
+            return True
+        return path.startswith(OWN_REPLAY) and path not in values  # of an earlier version
+
+    loaded = {p: x if stays(p) else values[p] for p, x in own.items()}
+    _check_replicas(workflow, own, loaded)
+    tensors = list(map(tf.convert_to_tensor, loaded.values()))
+    progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, tensors))
     if isinstance(workflow.env, HostEnv):
         progress = _new_episodes(workflow, progress, state, environments)
     counters = {name: progress.pop(name) for name in _counters(state)}
     metrics = state.metrics.replace(**counters)
     if _REPLAY in progress:
-        own = workflow.own_replay_state(state)
-        kept = tf.nest.map_structure(leaves.put, own, progress[_REPLAY])
-        if isinstance(kept, dict):  # beside a buffer's variables
-            kept = {**state.replay_buffer_state, **kept}
-        progress[_REPLAY] = kept
+        progress[_REPLAY] = _with_own_replay(workflow, state, progress[_REPLAY])
     return state.replace(metrics=metrics, **progress)
+
+
+def _with_own_replay(workflow: LearnerWorkflow, state: State, values: Nest) -> Nest:
+    """Returns `replay_buffer_state` with other values of what a subclass has added."""
+    own = tf.nest.map_structure(leaves.put, workflow.own_replay_state(state), values)
+    is_beside_a_buffer = isinstance(own, dict)
+    return {**state.replay_buffer_state, **own} if is_beside_a_buffer else own
 
 
 def _counters(state: State) -> dict[str, Any]:
@@ -141,13 +148,13 @@ def _new_episodes(
 
 
 def _check_replicas(
-    workflow: LearnerWorkflow, want: Mapping[str, Any], values: Mapping[str, Any]
+    workflow: LearnerWorkflow, own: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
     """Raises a UserError if the numbers of replicas or environments differ."""
     wrong = [
-        f"{p} of shape {tuple(values[f'{_PROGRESS}{p}'].shape)} for {tuple(x.shape)}"
-        for p, x in want.items()
-        if tuple(values[f"{_PROGRESS}{p}"].shape) != tuple(x.shape)
+        f"{p.removeprefix(_PROGRESS)} of shape {tuple(values[p].shape)} for {tuple(x.shape)}"
+        for p, x in own.items()
+        if tuple(values[p].shape) != tuple(x.shape)
     ]
     if wrong:
         replicas = workflow.replicas
