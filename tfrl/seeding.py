@@ -63,12 +63,17 @@ def as_key(key_or_seed: Any) -> tf.Tensor:
     """
     if isinstance(key_or_seed, int | np.integer) and not isinstance(key_or_seed, bool):
         return key(key_or_seed)
-    tensor = tf.convert_to_tensor(key_or_seed)
-    if not tensor.dtype.is_integer or tensor.shape != [2]:
+    try:
+        tensor = tf.convert_to_tensor(key_or_seed)
+    except (TypeError, ValueError):
+        tensor = None
+    if tensor is None or not tensor.dtype.is_integer or tensor.shape != [2]:
         raise UserError(
             "key",
             expected="an int32 tensor of shape [2], or a seed",
-            got=f"{tensor.dtype.name} of shape {tuple(tensor.shape)}",
+            got=repr(key_or_seed)
+            if tensor is None
+            else f"{tensor.dtype.name} of shape {tuple(tensor.shape)}",
             remedy="Create a key with tfrl.seeding.key(0), or leave it out.",
         )
     return tf.cast(tensor, tf.int32)

@@ -62,12 +62,20 @@ def test_names_without_a_dot():
         tfrl.train(file, "unused", env_id="tf:No-v1", strategy="one_device")
 
 
+@pytest.mark.parametrize("files", [1, [FILE, 2], {FILE: 1}])
+def test_what_is_no_path_is_no_gin_file(files):
+    with pytest.raises(UserError, match="gin_files: expected the path of a gin file, or a list"):
+        tfrl.train(files, "unused")
+
+
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
         ({"total_env_stps": 64}, "train.total_env_stps"),
         ({"PPO.discont": 0.9}, "PPO.discont"),
         ({"strategy": "miror"}, "strategy"),
+        ({"callbacks": print}, "callbacks: expected objects with at least one of the methods"),
+        ({"PPO.discount": [object()]}, "Gin binding PPO.discount: expected a Python literal"),
         ({"total_env_steps": 0}, "total_env_steps: expected a whole number of at least 1, got 0"),
         ({"env_id": "tf:CartPole-v7"}, "CartPole-v7"),  # a macro of the file
         ({"eval/make_env.env_id": "tf:Pendulum-v1"}, "the macro env_id"),

@@ -1,5 +1,6 @@
 """What gin can reach, and that every shipped gin file stands."""
 
+import pathlib
 import pickle
 
 import gin
@@ -114,7 +115,7 @@ def test_shipped_files_build_and_their_operative_configuration_builds_the_same(n
     ],
 )
 def test_a_workflow_from_files_and_bindings(bindings):
-    made = settings.build_from_config("ppo/tf_cartpole.gin", bindings)
+    made = settings.build_from_config(pathlib.Path("ppo/tf_cartpole.gin"), bindings)
     assert (made.env.num_envs, made.agent.discount) == (4, 0.9)
     lines = ["make_env.num_envs = 4", "PPO.discount = 0.9"]
     same = settings.assemble(["ppo/tf_cartpole.gin"], lines).workflow

@@ -72,7 +72,23 @@ class TwoOptimizers(Learner):
             self.register_optimizer(module_id, group, sgd(None), [variable], 1.0)
 
 
+class Forgetful(Learner):
+    """Returns no gradients, or only the first."""
+
+    kept = 0
+
+    def postprocess_gradients(self, gradients_dict):
+        return dict(list(gradients_dict.items())[: self.kept]) if self.kept else None
+
+
 class GradientTest(parameterized.TestCase):
+    @parameterized.parameters((0, "NoneType"), (1, "none for 2 of 3"))
+    def test_a_hook_that_returns_too_little_is_named(self, kept, got):
+        learner = built(SumAgent(), Forgetful)
+        learner.kept = kept
+        with self.assertRaisesRegex(UserError, f"postprocess_gradients returns: .*got {got}"):
+            learner.update_from_batch(rows(), compile="graph")
+
     def test_the_gradients_of_a_sum_of_parameters_are_ones(self):
         learner = built(SumAgent(), Recording, config=PLAIN.replace(log_gradients=False))
         learner.update_from_batch(rows(), compile="eager")

@@ -158,7 +158,7 @@ def test_a_run_stopped_at_a_video_has_it_and_its_checkpoint(tmp_path):
     w = workflow()
     w.learn(
         w.setup(0), total_env_steps=320, root_dir=str(tmp_path), video_interval=64,
-        progress=False, callbacks=[StopAt(64)],
+        progress=False, callbacks=StopAt(64),
     )  # fmt: skip
     assert videos(tmp_path) == [64]
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["ckpt-64"]

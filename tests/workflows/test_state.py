@@ -103,6 +103,16 @@ def test_the_state_of_another_equal_workflow():
     _assert_same(two.advance(state, 2).state, one.advance(state, 2).state)
 
 
+def test_a_part_of_another_structure_is_named():
+    workflow = _on_policy()
+    state = workflow.setup(0)
+    for part, other in (("agent_state", state.opt_state), ("opt_state", None)):
+        with pytest.raises(UserError, match=f"{part} of the state: expected .* got missing"):
+            workflow.step(state.replace(**{part: other}))
+    with pytest.raises(UserError, match="options of learn: expected RunOptions, got int"):
+        workflow.learn(state, 1000)
+
+
 def test_a_snapshot_is_a_copy_of_leaves():
     workflow = _off_policy()
     state = workflow.advance(workflow.setup(0), 10).state

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError, did_you_mean
@@ -67,16 +67,17 @@ _EVENTS = ("on_step", "on_evaluate", "on_checkpoint")
 class CallbackList(Callback):
     """Several callbacks as one: all are called in order, and any `STOP` stops."""
 
-    def __init__(self, callbacks: Sequence[Any] = ()):
+    def __init__(self, callbacks: Any = ()):
         """Takes the callbacks, possibly none.
 
         Args:
-          callbacks: Objects with one or more of the methods of `Callback`.
+          callbacks: An object with one or more of the methods of `Callback`, or several of them.
 
         Raises:
           UserError: For an object without any of these methods.
         """
-        self._callbacks = tuple(callbacks)
+        several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
+        self._callbacks = tuple(several)
         for callback in self._callbacks:
             if not any(callable(getattr(callback, name, None)) for name in _EVENTS):
                 raise UserError(

@@ -45,7 +45,7 @@ def train(
     strategy: str = "auto",
     check_env: bool = True,
     allow_code: bool = False,
-    callbacks: Sequence[Any] = (),
+    callbacks: Any = (),
     **bindings: Any,
 ) -> dict[str, Any]:
     """Trains in a run folder, as `tfrl-train` does, and returns the run's summary.
@@ -62,7 +62,8 @@ def train(
       strategy: The tf.distribute strategy, as the flag of this name.
       check_env: Whether to check the environments shortly before training.
       allow_code: Whether to import Python modules that the folder names, if `gin_files` is None.
-      callbacks: User code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
+      callbacks: User code at the events of the run, one object or several, see
+        `tfrl.experiment.callbacks.Callback`.
       **bindings: Gin bindings, which override the files. A name without a dot is a macro of the
         files, `env_id="tf:Pendulum-v1"`, or belongs to `train`, `eval_interval=50_000`. Pass others
         as a dict: `**{"make_env.num_envs": 8}`. `total_env_steps` also sets the schedules that the
@@ -75,16 +76,17 @@ def train(
       UserError: For wrong files, bindings, folder or environments.
     """
     from tfrl.distribute import choice, make_strategy
+    from tfrl.experiment.callbacks import CallbackList
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import run_config, settings
-    from tfrl.launch.gin_files import budget_binding, macro_names, read
+    from tfrl.launch.gin_files import budget_binding, macro_names, names, read
 
     started = time.monotonic()
     env_steps = bindings.pop("total_env_steps", None)
     if env_steps is not None:
         checks.at_least("total_env_steps", env_steps, 1)
-    several = [gin_files] if isinstance(gin_files, str | os.PathLike) else gin_files or ()
-    files = [os.fspath(file) for file in several]
+    every_callback = CallbackList(callbacks)
+    files = [] if gin_files is None else names(gin_files)
     macros = macro_names(read(files))
     lines = settings.binding_lines(
         {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}
@@ -117,7 +119,7 @@ def train(
         Termination(),
         started,
         check_env=check_env,
-        callbacks=callbacks,
+        callbacks=[every_callback],
     )
     return RunFolder(folder).read_summary() or {}
 

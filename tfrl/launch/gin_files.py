@@ -10,6 +10,7 @@ import functools
 import importlib
 import io
 import logging
+import os
 import pathlib
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -319,6 +320,23 @@ def _let_gin_read() -> None:
     """Makes gin open addresses."""
     gin.config.register_file_reader(
         lambda url: io.StringIO(_text_of(RemoteFile(url))), remote.is_remote
+    )
+
+
+def names(files: Any) -> list[str]:
+    """Returns one path or several, as a user passes them, as strings.
+
+    Raises:
+      UserError: For anything else, such as a workflow.
+    """
+    several = [files] if isinstance(files, str | os.PathLike) else files
+    if isinstance(several, Sequence) and all(isinstance(f, str | os.PathLike) for f in several):
+        return [os.fspath(file) for file in several]
+    raise UserError(
+        "gin_files",
+        expected="the path of a gin file, or a list of such paths",
+        got=repr(files),
+        remedy="Pass a path such as 'ppo/tf_cartpole.gin'; a workflow trains with its own `learn`.",
     )
 
 

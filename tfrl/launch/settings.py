@@ -1,5 +1,7 @@
 """The gin configurable `train`, and how binaries assemble it."""
 
+import ast
+import os
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +9,13 @@ from typing import Any
 import gin
 
 from tfrl import checks, struct
+from tfrl.errors import UserError
 from tfrl.launch import (
     configurables,  # noqa: F401  (the import registers the configurables)
     gin_files,
     gin_registry,
 )
+from tfrl.launch.gin_files import names
 from tfrl.workflows import RunOptions, Workflow
 
 
@@ -67,7 +71,7 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
 
 
 def build_from_config(
-    gin_files: str | Sequence[str],
+    gin_files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     bindings: str | Sequence[str] | Mapping[str, Any] = (),
     *,
     enable_multi_devices: bool = False,
@@ -95,8 +99,7 @@ def build_from_config(
         bindings = binding_lines(bindings)
     elif isinstance(bindings, str):
         bindings = [bindings]
-    files = [gin_files] if isinstance(gin_files, str) else gin_files
-    workflow = assemble(files, bindings).workflow
+    workflow = assemble(names(gin_files), bindings).workflow
     if enable_multi_devices:
         from tfrl.distribute import make_strategy
 
@@ -108,10 +111,21 @@ def build_from_config(
 
 def binding_lines(bindings: Mapping[str, Any]) -> list[str]:
     """Returns `{"make_env.num_envs": 8}` as the lines of a gin file."""
-    return [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
+    return [f"{name} = {_in_gin(name, value)}" for name, value in bindings.items()]
 
 
-def _in_gin(value: Any) -> str:
+def _in_gin(name: str, value: Any) -> str:
     if isinstance(value, str) and value.startswith(("@", "%")):
         return value
-    return repr(value)
+    text = repr(value)
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise UserError(
+            f"Gin binding {name}",
+            expected="a Python literal (numbers, text, lists, dicts), '@reference' or '%macro'",
+            got=text,
+            remedy="Name a registered class such as '@DQN()', or pass the object to the "
+            "workflow's constructor.",
+        ) from None
+    return text

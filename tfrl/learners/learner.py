@@ -60,6 +60,7 @@ from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, r
 from tfrl.learners.update import MinibatchIndices, begin_update, end_update, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, class_settings, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
 from tfrl.xla import never_in_xla
@@ -1586,8 +1587,19 @@ class Learner:
 
         Args:
           state: A state like `learner_state`, of tf.Variables.
+
+        Raises:
+          UserError: For a state of another structure or shapes.
         """
-        self._check_built("over")
+        own = self.learner_state
+        for part in ("agent_state", "opt_state"):
+            check_fits(
+                f"{part} of the state",
+                struct.paths(getattr(own, part)),
+                struct.paths(getattr(state, part)),
+                expected="the structure and shapes that the agent and its optimizers have",
+                remedy="Start from the state that this workflow's `setup` returns.",
+            )
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.module_states = dict(state.agent_state)

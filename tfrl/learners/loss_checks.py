@@ -1,6 +1,6 @@
 """Checks of a loss's inputs and outputs, while it is traced."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -51,6 +51,33 @@ def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) ->
             if isinstance(error, KeyError) and type(batch) is dict and name not in batch:
                 raise _no_column(module_id, "", batch, name) from error
         raise
+
+
+def in_order(hook: str, gradients: Any, refs: Iterable[Any]) -> list[tf.Tensor]:
+    """Returns the gradients that a hook returned, in the order of the parameters.
+
+    Args:
+      hook: The hook's name.
+      gradients: What it returned; `{param ref: gradient}` if it is correct.
+      refs: The parameters' refs.
+
+    Raises:
+      UserError: For anything but a dict with a gradient for every parameter.
+    """
+    refs = list(refs)
+    got = type(gradients).__name__
+    if isinstance(gradients, Mapping):
+        missing = [ref for ref in refs if gradients.get(ref) is None]
+        if not missing:
+            return [gradients[ref] for ref in refs]
+        got = f"none for {len(missing)} of {len(refs)}"
+    raise UserError(
+        f"what the learner's {hook} returns",
+        expected="a dict {param ref: gradient} with a gradient for every parameter",
+        got=got,
+        remedy="Return a dict with the keys of the parameters that it was given; zeros change "
+        "nothing.",
+    )
 
 
 def _parts(nest: Nest, path: str = "") -> Iterator[tuple[str, Nest]]:

@@ -29,7 +29,7 @@ from tfrl.agents.core import PARAM_UPDATES, ExternalUpdate, Update
 from tfrl.learners import traced_metrics
 from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
-from tfrl.learners.loss_checks import check_ids, check_scalars, with_columns
+from tfrl.learners.loss_checks import check_ids, check_scalars, in_order, with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.parameters import ParamDict, ParameterTable
@@ -456,7 +456,7 @@ class _TrainStep:
             if stop is not None:
                 stops[m] = stop
         return Computed(
-            gradients=[processed[ref] for ref in refs],
+            gradients=in_order("postprocess_gradients", processed, refs),
             norms=norms,
             losses=losses,
             metrics=metrics,
@@ -528,7 +528,8 @@ class _TrainStep:
             for kind, (name, x) in zip(kinds, row.items(), strict=True):
                 mean = kind in ("mean", "last")
                 metrics[m][name] = self._weighted(m, x, minibatch) if mean else x
-        return [gradients[ref] for ref in named], losses, metrics, param_updates
+        ordered = in_order("compute_gradients", gradients, named)
+        return ordered, losses, metrics, param_updates
 
     def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
         return x if minibatch.weights is None else x * minibatch.weights[module_id]

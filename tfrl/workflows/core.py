@@ -594,7 +594,7 @@ class Workflow(abc.ABC):
         state: State,
         options: RunOptions | None = None,
         *,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         **changes: Any,
     ) -> State:
         """Trains until the budget, a target or a callback ends the run.
@@ -602,8 +602,8 @@ class Workflow(abc.ABC):
         Args:
           state: From `setup` or `restore`; it is consumed.
           options: Budget, evaluation, checkpoints, records.
-          callbacks: A user's own code at the run's events: objects with one or more of the methods
-            of `tfrl.experiment.callbacks.Callback`.
+          callbacks: A user's own code at the run's events: an object with one or more of the
+            methods of `tfrl.experiment.callbacks.Callback`, or several of them.
           **changes: Fields of `RunOptions`, on top of `options` or instead of them.
 
         Returns:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
@@ -84,7 +84,7 @@ class RunTime:
 class TrainingLoop:
     """One call of `Workflow.learn`."""
 
-    def __init__(self, workflow: Workflow, options: RunOptions, callbacks: Sequence[Any]):
+    def __init__(self, workflow: Workflow, options: RunOptions, callbacks: Any):
         """Touches no files; `run` does."""
         self.workflow = workflow
         self.options = options

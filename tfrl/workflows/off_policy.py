@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -275,7 +275,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         state: State,
         options: RunOptions | None = None,
         *,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         **changes: Any,
     ) -> State:
         """Trains; see `Workflow.learn`. Warns of a run that ends before its first learner step."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.errors import UserError, did_you_mean
 
 RECORDERS = ("console", "csv", "jsonl", "tensorboard", "wandb")
@@ -103,7 +103,11 @@ def with_changes(options: RunOptions | None, changes: Mapping[str, Any]) -> RunO
     Raises:
       UserError: For an unknown field or a wrong value.
     """
-    kind: Any = RunOptions if options is None else type(options)
+    kind: Any = RunOptions
+    if options is not None:
+        remedy = "Pass single options by name: learn(state, total_env_steps=100_000)."
+        checks.instance("options of learn", options, RunOptions, "RunOptions", remedy=remedy)
+        kind = type(options)
     known = [field.name for field in dataclasses.fields(kind)]
     for name in changes:
         if name not in known:
