@@ -107,6 +107,7 @@ def start_here(main, *args):
         args = (*args, "--strategy=one_device")  # pytest has several CPUs, a process of a user one
     with pytest.raises(SystemExit) as end:
         app.run(main, argv=["program", *map(str, args)])
+    flags.FLAGS["quiet"].unparse()  # what a later test prints depends on it
     return end.value.code or 0
 
 

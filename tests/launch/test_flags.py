@@ -154,15 +154,16 @@ def test_workers_wait_for_each_other_as_long_as_for_other_processes(monkeypatch)
 @pytest.mark.parametrize(
     ("binary", "missing"),
     [
-        ("collect", ["root_dir", "if_exists", "strategy", "tpu", "allow_code"]),
-        ("reverb_server", ["if_exists", "strategy", "tpu", "allow_code"]),
+        ("collect", ["root_dir", "if_exists", "strategy", "num_logical_cpus", "allow_code"]),
+        ("reverb_server", ["seed", "if_exists", "tpu", "num_logical_cpus", "deterministic_ops"]),
         ("launch", ["allow_code"]),
+        ("learn", ["check_env", "replay_reconnect_seconds"]),
     ],
 )
 def test_a_binary_has_only_flags_that_it_reads(binary, missing):
     shown = forked.run([sys.executable, f"bin/{binary}.py", "--help"]).stdout
     assert not [name for name in missing if f"--{name}=" in shown or f"]{name}\n" in shown]
-    assert "--gin_file=" in shown and "--seed=" in shown
+    assert "--gin_file=" in shown and "quiet\n" in shown
 
 
 def test_configure_tensorflow_makes_logical_cpus():

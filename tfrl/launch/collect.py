@@ -121,5 +121,5 @@ def _collector(workflow: Workflow, server: str) -> Any:
 
 def run() -> None:
     """Entry point of `tfrl-collect` and `bin/collect.py`."""
-    without = ("root_dir", "if_exists", "strategy", "tpu", "allow_code")
+    without = ("root_dir", "if_exists", "strategy", "tpu", "num_logical_cpus", "allow_code")
     app.run(main, doc=DOC, argv=sys.argv, without=without)

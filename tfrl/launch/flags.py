@@ -62,13 +62,6 @@ flags.DEFINE_boolean(
 )
 
 
-# Of the flags that some binaries do not have.
-_DEFAULTS = {
-    name: flags.FLAGS[name].default
-    for name in ("root_dir", "if_exists", "strategy", "tpu", "allow_code")
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class CommonFlags(StartOptions):
     """The values of the common flags on the command line."""
@@ -80,6 +73,8 @@ class CommonFlags(StartOptions):
     allow_code: bool
 
 
+_NAMES = [field.name for field in dataclasses.fields(CommonFlags)]
+_DEFAULTS = {name: flags.FLAGS[name].default for name in _NAMES}  # some binaries lack some flags
 _captured: list[CommonFlags] = []
 
 
@@ -89,9 +84,9 @@ def capture() -> CommonFlags:
     Returns:
       The values; the default of a flag that the binary does not have.
     """
-    names = [field.name for field in dataclasses.fields(CommonFlags)]
     values: dict[str, Any] = {
-        name: flags.FLAGS[name].value if name in flags.FLAGS else _DEFAULTS[name] for name in names
+        name: flags.FLAGS[name].value if name in flags.FLAGS else _DEFAULTS[name]
+        for name in _NAMES
     }
     values["gin_file"] = tuple(values["gin_file"] or ())
     values["gin_bindings"] = tuple(values["gin_bindings"] or ())

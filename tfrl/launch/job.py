@@ -123,11 +123,12 @@ def roles(
     experiment = [
         *(f"--gin_file={file}" for file in options.gin_files),
         *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
-        f"--seed={options.seed}",
         *options.common_flags,
     ]
+    seed = f"--seed={options.seed}"
     meeting = [
         *experiment,
+        seed,
         f"--replay_server={','.join(addresses)}",
         f"--wait_seconds={options.wait_seconds:g}",
     ]
@@ -156,6 +157,7 @@ def roles(
         # writes the folder, it has an earlier start's configuration. The engine watches the
         # learner, so the evaluator waits for checkpoints without a limit.
         heartbeats = f"--heartbeat_server={addresses[0]}"
-        flags = [*experiment, f"--root_dir={root}", "--watch", heartbeats, "--wait_seconds=inf"]
+        flags = [*experiment, seed, f"--root_dir={root}", "--watch", heartbeats]
+        flags.append("--wait_seconds=inf")
         result.append(Role(EVALUATOR, 0, "evaluate", tuple(flags)))
     return result

@@ -19,7 +19,7 @@ DOC = """Trains an agent on experience from bin/collect.py in other processes.
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
 
-The other flags are the flags of tfrl-train, which trains in one process. tfrl-launch starts all
+The other flags are as in tfrl-train, which trains in one process. tfrl-launch starts all
 three programs."""
 
 shared_flags.define(
@@ -79,4 +79,5 @@ def main() -> int:
 
 def run() -> None:
     """Entry point of `tfrl-learn` and `bin/learn.py`."""
-    app.run(main, doc=DOC, argv=sys.argv)
+    # Collectors have the environments; --wait_seconds bounds the wait for a lost server.
+    app.run(main, doc=DOC, argv=sys.argv, without=("check_env", "replay_reconnect_seconds"))

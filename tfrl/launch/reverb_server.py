@@ -233,5 +233,6 @@ def _wait(termination: Termination, server: "ReverbServer") -> None:
 
 def run() -> None:
     """Entry point of `tfrl-reverb-server` and `bin/reverb_server.py`."""
-    without = ("if_exists", "strategy", "tpu", "allow_code")
+    without = ("seed", "if_exists", "strategy", "tpu", "num_logical_cpus", "allow_code")
+    without += ("deterministic_ops",)
     app.run(main, doc=DOC, argv=sys.argv, without=without)

@@ -97,7 +97,7 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
         strategy,
         termination,
         started,
-        check_env=flags.FLAGS.check_env and prepare is None,
+        check_env=prepare is None and flags.FLAGS.check_env,
     )
 
 
