@@ -106,8 +106,11 @@ def test_the_state_of_another_equal_workflow():
 def test_a_part_of_another_structure_is_named():
     workflow = _on_policy()
     state = workflow.setup(0)
-    for part, other in (("agent_state", state.opt_state), ("opt_state", None)):
-        with pytest.raises(UserError, match=f"{part} of the state: expected .* got missing"):
+    for part, other, got in (
+        ("agent_state", state.opt_state, "missing"),
+        ("opt_state", None, "No"),
+    ):
+        with pytest.raises(UserError, match=f"{part} of the state.*: expected .* got {got}"):
             workflow.step(state.replace(**{part: other}))
     with pytest.raises(UserError, match="options of learn: expected RunOptions, got int"):
         workflow.learn(state, 1000)

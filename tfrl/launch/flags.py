@@ -85,8 +85,7 @@ def capture() -> CommonFlags:
       The values; the default of a flag that the binary does not have.
     """
     values: dict[str, Any] = {
-        name: flags.FLAGS[name].value if name in flags.FLAGS else _DEFAULTS[name]
-        for name in _NAMES
+        name: flags.FLAGS[name].value if name in flags.FLAGS else _DEFAULTS[name] for name in _NAMES
     }
     values["gin_file"] = tuple(values["gin_file"] or ())
     values["gin_bindings"] = tuple(values["gin_bindings"] or ())

@@ -233,6 +233,5 @@ def _wait(termination: Termination, server: "ReverbServer") -> None:
 
 def run() -> None:
     """Entry point of `tfrl-reverb-server` and `bin/reverb_server.py`."""
-    without = ("seed", "if_exists", "strategy", "tpu", "num_logical_cpus", "allow_code")
-    without += ("deterministic_ops",)
-    app.run(main, doc=DOC, argv=sys.argv, without=without)
+    learning = ("seed", "strategy", "tpu", "num_logical_cpus", "deterministic_ops")
+    app.run(main, doc=DOC, argv=sys.argv, without=(*learning, "if_exists", "allow_code"))

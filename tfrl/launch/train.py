@@ -116,6 +116,7 @@ def use_replay_server(
         other tables.
     """
     from tfrl.workflows import OffPolicyWorkflow
+    from tfrl.workflows.checks import on_reverb
 
     if not isinstance(workflow, OffPolicyWorkflow):
         raise UserError(
@@ -124,12 +125,13 @@ def use_replay_server(
             got=type(workflow).__name__,
         )
     workflow.use_replay_server(address, reconnect_seconds)
+    replay = on_reverb(workflow.replay)
     from tfrl.replay.reverb.connection import await_server, await_tables
     from tfrl.replay.reverb.library import reverb
     from tfrl.replay.reverb.tables import HEARTBEATS
 
     # Waits here, so that a wrong address creates no folder.
-    info = await_server(address, reverb().Client(address), workflow.replay.timeout, app.say)
+    info = await_server(address, reverb().Client(address), replay.timeout, app.say)
     if HEARTBEATS in info:
         raise UserError(
             f"--replay_server={address}",
@@ -137,7 +139,7 @@ def use_replay_server(
             got="one of a training with collectors",
             remedy="Use tfrl-learn, or start tfrl-reverb-server without --num_collectors.",
         )
-    await_tables(workflow.replay, app.say)
+    await_tables(replay, app.say)
 
 
 def run() -> None:

@@ -1589,17 +1589,16 @@ class Learner:
           state: A state like `learner_state`, of tf.Variables.
 
         Raises:
-          UserError: For a state of another structure or shapes.
+          UserError: For an agent's state of another structure or shapes, or other optimizers.
         """
-        own = self.learner_state
-        for part in ("agent_state", "opt_state"):
-            check_fits(
-                f"{part} of the state",
-                struct.paths(getattr(own, part)),
-                struct.paths(getattr(state, part)),
-                expected="the structure and shapes that the agent and its optimizers have",
-                remedy="Start from the state that this workflow's `setup` returns.",
-            )
+        self._check_built("over")
+        check_fits(
+            "agent_state of the state",
+            struct.paths(self.module_states),
+            struct.paths(state.agent_state),
+            expected="the structure and shapes of this agent's state",
+            remedy="Start from the state that this workflow's `setup` returns.",
+        )
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.module_states = dict(state.agent_state)

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import keras
+from tfrl import checks, keras
 from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners.keras_optimizer import KerasOptimizer
 from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
@@ -490,7 +490,14 @@ class OptimizerRegistry:
         Args:
           mirror: The other variable for each parameter's `ref()`.
           opt_state: `{module_id: {optimizer_name: {path: variable}}}`.
+
+        Raises:
+          UserError: For a state of other optimizers.
         """
+        for module_id in dict.fromkeys(owner for owner, _ in self._entries):
+            names = [name for owner, name in self._entries if owner == module_id]
+            thing = f"opt_state of the state, module {module_id!r}"
+            checks.same_keys(thing, opt_state.get(module_id), names)
         other = OptimizerRegistry()
         for (owner, name), entry in self._entries.items():
             other._entries[owner, name] = entry.over(mirror, opt_state[owner][name])

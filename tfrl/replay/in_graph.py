@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -29,6 +29,9 @@ from tfrl.replay.ring import Counts, columns
 from tfrl.replay.ring_reader import FrameStacker, Reader
 from tfrl.storage import checkpoint_format
 from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb import ReverbReplay
 
 
 def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) -> None:
@@ -450,7 +453,7 @@ class InGraphReplay(struct.Struct):
         """Whether items are found by a priority tree; sequences always are."""
         return self.kind == "prioritized" or self.sequence_length is not None
 
-    def on_reverb(self) -> Any:
+    def on_reverb(self) -> ReverbReplay:
         """Returns the `ReverbReplay` with the same items; it stores full frame stacks."""
         from tfrl.replay.reverb import ReverbReplay
 

@@ -256,8 +256,8 @@ class RemoteCollectors(Collectors):
             if task_id == EVALUATOR_TASK:
                 self._evaluator_heard = time.monotonic()
                 continue
-            self._heard[int(task_id)] = time.monotonic()
-            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
+            self._heard[task_id.item()] = time.monotonic()
+            self._lags[task_id.item()] = max(self._learner_steps - learner_steps.item(), 0)
 
     # Messages about waiting.
 

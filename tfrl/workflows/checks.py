@@ -16,7 +16,7 @@ from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evolution.core import EvoOptimizer
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
-from tfrl.replay.reverb import ReverbReplay
+from tfrl.replay import InGraphReplay, ReplayFactory, ReverbReplay, TableConfig
 from tfrl.types import Nest
 
 
@@ -100,18 +100,18 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
     return ratio
 
 
-def check_room(replay: Any, batch_size: int) -> None:
+def check_room(replay: ReplayFactory, batch_size: int) -> None:
     """Raises a UserError for a buffer that may lack a whole batch even when it is full.
 
     The last steps of an unfinished episode do not yet form items of n steps.
     """
     items = sampled(replay)
     needed, why = batch_size, f"batch_size={batch_size}"
-    if items is replay and getattr(items, "sequence_length", None) is None:
+    if isinstance(items, InGraphReplay) and items.sequence_length is None:
         needed += (items.n_step - 1) * items.num_envs
         if needed > batch_size:
             why += f" and the {items.n_step - 1} last steps of {items.num_envs} environments"
-    if items.capacity < needed:
+    if (items.capacity or 1) < needed:
         raise UserError(
             "replay.capacity",
             expected=f"at least {needed} items, for {why}",
@@ -120,7 +120,7 @@ def check_room(replay: Any, batch_size: int) -> None:
         )
 
 
-def make_replay(name: str, replay: Any, **specs: Any) -> Any:
+def make_replay(name: str, replay: Callable[..., ReplayFactory], **specs: Any) -> ReplayFactory:
     """Calls the argument `name`, a function of specs, for the factory of a buffer.
 
     Raises:
@@ -178,7 +178,7 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
         )
 
 
-def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
+def check_replay(replay: ReplayFactory, agent: Any, num_envs: int) -> None:
     """Raises a UserError unless a buffer's items fit an agent.
 
     Args:
@@ -196,8 +196,7 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
                 remedy="Leave it out of the functools.partial; the workflow sets it.",
             )
     items = sampled(replay)
-    own = isinstance(replay, ReverbReplay) and not items.is_sequence
-    if own and items.n_step != agent.n_step:
+    if isinstance(items, TableConfig) and not items.is_sequence and items.n_step != agent.n_step:
         raise UserError(
             f"replay, n_step of table {items.name!r}",
             expected=f"{agent.n_step}, as in the agent, which learns from the first table",
@@ -241,12 +240,12 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
             )
 
 
-def sampled(replay: Any) -> Any:
+def sampled(replay: ReplayFactory) -> InGraphReplay | TableConfig:
     """Returns the settings of sampling: the factory, or its first table for Reverb."""
     return replay.table() if isinstance(replay, ReverbReplay) else replay
 
 
-def on_server(replay: Any, address: str) -> Any:
+def on_server(replay: ReplayFactory, address: str) -> ReverbReplay:
     """Returns the factory of a buffer on the Reverb server at an address.
 
     Raises:
@@ -258,15 +257,15 @@ def on_server(replay: Any, address: str) -> Any:
     return on_reverb(replay).replace(address=address)
 
 
-def on_reverb(replay: Any) -> ReverbReplay:
+def on_reverb(replay: ReplayFactory | None) -> ReverbReplay:
     """Returns the factory of a Reverb buffer of the same items.
 
     Raises:
       UserError: For a buffer that Reverb does not support.
     """
-    if hasattr(replay, "make_tables"):
+    if isinstance(replay, ReverbReplay):
         return replay
-    if hasattr(replay, "on_reverb"):
+    if isinstance(replay, InGraphReplay):
         return replay.on_reverb()
     raise UserError(
         "The replay buffer",

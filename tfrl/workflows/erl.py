@@ -107,7 +107,7 @@ class ERLWorkflow(Workflow):
         optimizer: EvoOptimizer | None = None,
         evaluator: Evaluator | None = None,
         *,
-        replay: Any = None,
+        replay: InGraphReplay | Callable[..., InGraphReplay] | None = None,
         group: str = "actor",
         episodes_per_member: int = 1,
         episodes_per_agent: int = 1,
@@ -253,7 +253,7 @@ class ERLWorkflow(Workflow):
             )
         checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
 
-    def _make_replay(self, replay: Any) -> Any:
+    def _make_replay(self, replay: Any) -> InGraphReplay:
         agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = make_replay(

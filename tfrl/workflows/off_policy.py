@@ -21,8 +21,7 @@ from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.ops.schedules import check_schedule, make_schedule
-from tfrl.replay import InGraphReplay, ReplayBuffer
-from tfrl.replay.reverb import ReverbReplay
+from tfrl.replay import InGraphReplay, ReplayBuffer, ReplayFactory, ReverbReplay
 from tfrl.replay.tensor_variable import as_leaves, as_variables
 from tfrl.types import ActionFn, Nest, Trajectory
 from tfrl.workflows import stages
@@ -82,10 +81,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         agent: Agent | Callable[..., Agent],
         optimizer: Any = None,
         evaluator: Evaluator | None = None,
-        replay_buffer: Any = None,
+        replay_buffer: ReplayFactory | Callable[..., ReplayFactory] | None = None,
         *,
         eval_env: Env | None = None,
-        replay: Any = None,
+        replay: ReplayFactory | Callable[..., ReplayFactory] | None = None,
         rollout_length: int = 1,
         updates_per_step: float = 1.0,
         batch_size: int = 256,
@@ -204,7 +203,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_agent(self.agent)
         check_config(self.agent, learner_config)
 
-    def _make_replay(self, replay: Any, name: str) -> Any:
+    def _make_replay(self, replay: Any, name: str) -> ReplayFactory:
         """Returns the replay factory of the argument called `name`."""
         env = self.env
         agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
@@ -354,7 +353,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def setup_replay(self) -> ReplayBuffer:
         """Returns this process' empty replay buffer for a fresh run."""
-        if not self.uses_reverb:
+        if not isinstance(self.replay, ReverbReplay):
             return self.replay.init()
         buffer = self.replay.part(self.replicas.num_workers).init(batch_size=self.batch_size)
         self._servers.add(buffer)
@@ -416,7 +415,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """Returns the experience of a state, on Reverb or in the graph."""
-        if self.uses_reverb:
+        if isinstance(self.replay, ReverbReplay):
             return self._reverb(state)
         variables = as_variables(state.replay_buffer_state)
         return InGraphExperience(self, self.replay.over(variables, self.replicas))

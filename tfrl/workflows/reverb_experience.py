@@ -19,6 +19,7 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows.checks import on_reverb
 from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.experience import of_all_processes
 from tfrl.workflows.stages import Stages
@@ -50,6 +51,7 @@ class ReverbExperience:
     def __init__(self, workflow: OffPolicyWorkflow, buffer: Any):
         """Takes the buffer of a run."""
         self._workflow, self.buffer, self.replicas = workflow, buffer, workflow.replicas
+        self._replay = on_reverb(workflow.replay)
         self._iterator: Any = None
         self._spec: Nest = None
         self._reading: Callable[[], list[tf.Tensor]] | None = None
@@ -64,7 +66,7 @@ class ReverbExperience:
 
     @property
     def _elsewhere(self) -> bool:
-        return self._workflow.replay.address is not None
+        return self._replay.address is not None
 
     # From Python.
 
@@ -119,7 +121,7 @@ class ReverbExperience:
                 raise
             raise UserError(
                 "The replay buffer",
-                expected=f"items to sample within {self._workflow.replay.timeout:g} s",
+                expected=f"items to sample within {self._replay.timeout:g} s",
                 got="none",
                 remedy="Raise samples_per_insert to allow batch_size * updates_per_step samples "
                 "per env step, or raise its tolerance or the timeout.",
@@ -314,7 +316,7 @@ class ReverbExperience:
             raise UserError(
                 "snapshot",
                 expected="a replay buffer in this process",
-                got=f"the Reverb server at {self._workflow.replay.address}, which cannot be copied",
+                got=f"the Reverb server at {self._replay.address}, which cannot be copied",
                 remedy="Save a checkpoint instead.",
             )
         return self._own_values()
@@ -334,7 +336,7 @@ class ReverbExperience:
             block = self.buffer.replay.block
             of_blocks = f" blocks of {block} transitions" if block > 1 else ""
             raise UserError(
-                f"the Reverb server at {self._workflow.replay.address}",
+                f"the Reverb server at {self._replay.address}",
                 expected="items of this run, which has created "
                 f"{self.buffer.items_created:,}{of_blocks}",
                 got="none",
