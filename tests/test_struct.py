@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests import forked
 from tfrl import struct
+from tfrl.errors import UserError
 
 
 @struct.dataclass
@@ -415,6 +416,17 @@ class ArithmeticTest(tf.test.TestCase):
         self.assertEqual(stacked.x.shape, [3, 2, 2])
         self.assertAllEqual(struct.take(stacked, 2).y["a"], self.nest.y["a"])
         self.assertEqual(struct.concat([self.nest, self.nest]).x.shape, [4, 2])
+
+    def test_nests_that_cannot_be_stacked(self):
+        a, b, c = {"x": tf.zeros(2)}, {"x": tf.zeros(3)}, {"y": tf.zeros(2)}
+        for nests, got in (
+            ([], "an empty list"),
+            (3, "int"),
+            ([a, b], r"\(2,\) float32 and \(3,\) float32 at x"),
+            ([a, c], r"\(2,\) float32 and none at x"),
+        ):
+            with self.assertRaisesRegex(UserError, f"the nests to stack: .* got .*{got}"):
+                struct.stack(nests)
 
     def test_on_variables_and_in_graphs(self):
         v = {"a": tf.Variable([1.0, 2.0])}

@@ -7,6 +7,7 @@ tracing matches every size.
 
 import math
 import numbers
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -201,9 +202,17 @@ def function(
     raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
 
 
+def path(name: str, value: Any) -> str:
+    """Returns a path as text; a UserError for anything but text or an `os.PathLike`."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise UserError(name, expected="a path", got=repr(value), remedy="Pass text or a pathlib.Path.")
+
+
 def strings(name: str, value: Any, *, remedy: str = "") -> tuple[str, ...]:
     """Returns a tuple of strings; a single string is none."""
-    if not isinstance(value, str) and all(isinstance(x, str) for x in value):
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    if several and all(isinstance(x, str) for x in value):
         return tuple(value)
     remedy = remedy or "Pass a tuple, even for a single name: ('lives',)."
     raise UserError(name, expected="a sequence of names", got=repr(value), remedy=remedy)
@@ -213,9 +222,10 @@ def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") ->
     """Returns a tuple of whole numbers of at least 1, such as the units of layers."""
     if optional and value is None:
         return None
-    is_sizes = isinstance(value, tuple | list) and all(type(x) is int and x >= 1 for x in value)
-    if is_sizes:
-        return tuple(value)
+    if isinstance(value, tuple | list) and all(
+        isinstance(x, numbers.Integral) and not isinstance(x, bool) and int(x) >= 1 for x in value
+    ):
+        return tuple(int(x) for x in value)
     raise UserError(
         name,
         expected=f"{'None or ' if optional else ''}a tuple of sizes, each an int of at least 1",

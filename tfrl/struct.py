@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self, dataclass_transform
 
+from tfrl.errors import UserError
 from tfrl.loading import register_library_class
 
 T = TypeVar("T")
@@ -430,8 +431,36 @@ def take(nest: Nest, indices: Any) -> Nest:
 
 
 def stack(nests: Sequence[Nest]) -> Nest:
-    """Stacks equal nests along a new leading axis."""
-    return tf.nest.map_structure(lambda *xs: tf.stack(xs), *nests)
+    """Stacks equal nests along a new leading axis.
+
+    Raises:
+      UserError: For none, and for nests of different structure or shapes.
+    """
+    try:
+        return tf.nest.map_structure(lambda *xs: tf.stack(xs), *nests)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise UserError(
+            "the nests to stack",
+            expected="a list of nests of one structure, with equal shapes and dtypes",
+            got=_difference(nests),
+        ) from error
+
+
+def _difference(nests: Any) -> str:
+    """Words for what keeps nests from being stacked."""
+    if not isinstance(nests, Sequence) or not nests:
+        return "an empty list" if isinstance(nests, Sequence) else type(nests).__name__
+    first = {path: (x.shape, x.dtype) for path, x in paths(values(nests[0])).items()}
+    for nest in nests[1:]:
+        other = {path: (x.shape, x.dtype) for path, x in paths(values(nest)).items()}
+        for path in sorted(first.keys() | other.keys()):
+            if first.get(path) != other.get(path):
+                a, b = (
+                    "none" if x is None else f"{x[0]} {x[1].name}"
+                    for x in (first.get(path), other.get(path))
+                )
+                return f"{a} and {b} at {path}"
+    return "other kinds of containers"
 
 
 def concat(nests: Sequence[Nest]) -> Nest:

@@ -9,6 +9,7 @@ import tfrl
 from tests.agents.registered import ON_POLICY, OWN, cases, folder
 from tfrl.agents import ALGORITHMS, Agent, algorithm, core
 from tfrl.agents.core import algorithm_names
+from tfrl.errors import UserError
 from tfrl.launch import gin_files
 from tfrl.types import AgentState
 
@@ -33,6 +34,21 @@ def test_every_package_is_loaded_lazily():
     packages = {p.parent.name for p in (ROOT / "tfrl").glob("[a-z]*/__init__.py")}
     assert packages <= set(tfrl._SUBMODULES)
     assert tfrl.roles.__name__ == "tfrl.roles" and tfrl.serving.__name__ == "tfrl.serving"
+
+
+def test_what_cannot_be_registered():
+    with pytest.raises(UserError, match="tfrl.algorithm: expected the class of an agent, got 3"):
+        algorithm(3)
+    with pytest.raises(UserError, match="the algorithm PPO: expected a name of its own, got .*ppo"):
+        algorithm(type("PPO", (tfrl.PPO,), {"__module__": "__main__"}))
+    assert ALGORITHMS["PPO"] is tfrl.PPO
+
+
+def test_a_cell_of_a_notebook_may_run_again(monkeypatch):
+    monkeypatch.setattr("tfrl.agents.core.ALGORITHMS", dict(ALGORITHMS))
+    for _ in range(2):
+        mine = algorithm(type("MineInANotebook", (tfrl.PPO,), {"__qualname__": "f.<locals>.Mine"}))
+    assert core.ALGORITHMS[mine.__name__] is mine
 
 
 @pytest.mark.parametrize("cls", OWN)

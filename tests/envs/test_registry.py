@@ -50,6 +50,9 @@ def test_the_time_limit():
 
 
 def test_a_repeat_that_does_not_divide_the_limit():
+    assert "a wrapper of make_env returns: expected an environment, got NoneType" in message(
+        "tf:Pendulum-v1", wrappers=[lambda env: None]
+    )
     text = message("tf:Pendulum-v1", wrappers=(lambda env: ActionRepeat(env=env, repeat=3),))
     assert text == (
         "action repeat: expected a divisor of the task's limit of 200 frames, got 3. Use 2 or 4, "

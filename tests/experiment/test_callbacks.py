@@ -58,7 +58,7 @@ def test_none_of_the_methods_is_refused():
         callbacks.CallbackList([Recording(), 7])
     assert str(error.value) == (
         "callbacks: expected objects with at least one of the methods on_step, on_evaluate, "
-        "on_checkpoint, got 7. Derive from tfrl.experiment.callbacks.Callback."
+        "on_checkpoint, got 7. Pass an object of a subclass of tfrl.experiment.callbacks.Callback."
     )
 
 

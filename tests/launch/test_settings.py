@@ -124,6 +124,18 @@ def test_a_workflow_from_files_and_bindings(bindings):
         settings.build_from_config(["ppo/tf_cartpole.gin"], {"PPO.discont": 0.9})
 
 
+def test_a_keras_optimizer_of_gin():
+    bindings = {"ModuleConfig.optimizer": "@keras.optimizers.Adagrad()"}
+    made = settings.build_from_config("ppo/tf_cartpole.gin", bindings)
+    assert type(made.learner_config.optimizer).__name__ == "Adagrad"
+
+
+@pytest.mark.parametrize("bindings", [None, 3])
+def test_what_is_no_binding(bindings):
+    with pytest.raises(UserError, match="bindings: expected a sequence of names, got"):
+        settings.build_from_config("ppo/tf_cartpole.gin", bindings)
+
+
 def test_every_base_file_is_included():
     included = "\n".join((FOLDER / name).read_text() for name in SHIPPED)
     for name in [n for n in SHIPPED if n.endswith("base.gin")]:

@@ -152,7 +152,7 @@ class RefusedTest(parameterized.TestCase):
 
     def test_iterators_and_episodes(self):
         learner = built(Line())
-        with self.assertRaisesRegex(TypeError, "not iterable"):
+        with self.assertRaisesRegex(UserError, "expected an iterable of batches, got int"):
             learner.update_from_iterator(5, 2)
         with self.assertRaisesRegex(UserError, "episodes: expected SingleAgentEpisodes .* got int"):
             learner.update_from_episodes(5)

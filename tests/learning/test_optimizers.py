@@ -147,6 +147,16 @@ def test_settings_out_of_bounds(make, expected):
         make()
 
 
+@pytest.mark.parametrize(
+    ("gradients", "got"), [({"b": 1.0}, "b"), ({"a": None}, "none"), ({"a": 1.0, "b": 1.0}, "a, b")]
+)
+def test_gradients_of_another_structure(gradients, got):
+    params = {"a": tf.constant(1.0)}
+    adam = Adam()
+    with pytest.raises(UserError, match=f"gradients: .* with the leaves a, got {got}\\. "):
+        adam.update(gradients, adam.init(params), params, 0.1)
+
+
 def test_adam_by_hand():
     """From zeros, the first step is lr g / (|g| + epsilon'): the sign of the gradient."""
     params = {"w": tf.constant([0.0, 0.0])}

@@ -415,7 +415,7 @@ class LearnTest(FilesTest):
     @parameterized.parameters(
         ({"total_env_steps": 0}, "total_env_steps: expected a positive whole number, got 0"),
         ({"eval_interval": -1}, "eval_interval: expected a positive whole number, got -1"),
-        ({"checkpoint_seconds": 0}, "checkpoint_seconds: expected a positive number"),
+        ({"checkpoint_seconds": 0}, "checkpoint_seconds: expected a number above 0, got 0"),
         ({"recorders": ("tsv",)}, "recorders: expected recorders among console, csv"),
         ({"target_return": 1.0}, "target_return: expected an eval_interval as well"),
     )

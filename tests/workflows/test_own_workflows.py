@@ -347,6 +347,79 @@ def test_what_a_subclass_adds_beside_a_buffer_is_saved(env, tmp_path):
     assert workflow.replay_buffer(restored).size() == size > 0
 
 
+class Own(Workflow):
+    """Counts in a state of two leaves; returns what a test asks for."""
+
+    def __init__(self, returns, *first):
+        super().__init__()
+        self.returns = returns
+        self.first = first or ({"w": np.zeros(3, np.float32), "sigma": 1.5}, {})
+
+    def setup_agent_and_optimizer(self, key):
+        return self.first[0] if len(self.first) == 1 else self.first
+
+    def iterate(self, state, key):
+        agent_state = {**state.agent_state, "w": state.agent_state["w"] + 1.0}
+        metrics = state.metrics.counted(env_steps=1)
+        return self.returns(state.replace(agent_state=agent_state, metrics=metrics))
+
+
+def test_numbers_of_a_fresh_state_are_tensors_that_can_be_restored(tmp_path):
+    workflow = Own(lambda state: ({"x": 1.0}, state))
+    _, state = workflow.step(workflow.setup(0))
+    workflow.save(state, tmp_path)
+    row, state = workflow.step(workflow.restore(tmp_path))
+    assert (row["x"], row["env_steps"], float(state.agent_state["sigma"])) == (1.0, 2, 1.5)
+    np.testing.assert_array_equal(state.agent_state["w"], [2.0, 2.0, 2.0])
+
+
+def _with(**leaves):
+    return lambda state: ({}, state.replace(agent_state={**state.agent_state, **leaves}))
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (lambda state: None, "what `iterate` returns: expected the metrics.* got NoneType"),
+        (lambda state: (state, {}), "got tuple of State, dict"),
+        (lambda state: ({"x": tf.zeros(3)}, state), "metric 'x' .* a scalar, got .* shape .3,."),
+        (lambda state: ({"x": "a"}, state), "metric 'x' .* a scalar, got str"),
+        (lambda state: ({}, state.replace(agent_state={"v": 1.0})), "got missing agent_state/sig"),
+        (_with(v=tf.zeros(3)), "got unknown agent_state/v"),
+        (_with(w=tf.zeros(4)), r"agent_state/w of shape \(4,\) for \(3,\)"),
+        (_with(sigma=tf.constant(1)), "agent_state/sigma of dtype int32 for float32"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_what_iterate_must_return(mode, returns, message):
+    workflow = Own(returns)
+    workflow.compile = mode
+    with pytest.raises(UserError, match=message):
+        workflow.step(workflow.setup(0))
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ([None], "setup_agent_and_optimizer returns: expected agent_state and opt_state.*NoneType"),
+        (({}, {}, {}), "got tuple of dict, dict, dict"),
+        (({"w": None}, {}), "a leaf of agent_state in a fresh state: expected a number"),
+    ],
+)
+def test_what_a_hook_of_setup_must_return(first, message):
+    with pytest.raises(UserError, match=message):
+        Own(lambda state: ({}, state), *first).setup(0)
+
+
+def test_counters_must_be_run_metrics(env):
+    class Forgets(tfrl.OnPolicyWorkflow):
+        def setup_workflow_metrics(self):
+            return None
+
+    with pytest.raises(UserError, match="setup_workflow_metrics returns: expected RunMetrics"):
+        Forgets(env, functools.partial(tfrl.PPO, hidden=(4,)), num_minibatches=1).setup(0)
+
+
 def test_an_evaluation_of_ones_own_leaves_the_training_alone():
     env = tfrl.make_env("gymnasium:CartPole-v1", num_envs=2)
     workflow = Collecting(env)

@@ -103,6 +103,15 @@ def test_the_state_of_another_equal_workflow():
     _assert_same(two.advance(state, 2).state, one.advance(state, 2).state)
 
 
+@pytest.mark.parametrize("make", [_on_policy, _off_policy])
+def test_a_state_of_arrays_goes_on_as_one_of_variables(make):
+    workflow = make()
+    state = workflow.advance(workflow.setup(0), 6).state
+    arrays = tf.nest.map_structure(np.asarray, struct.values(state))
+    rows = [workflow.step(workflow.ready(x))[0] for x in (arrays, state)]
+    assert rows[0] == pytest.approx(rows[1], nan_ok=True)
+
+
 def test_a_part_of_another_structure_is_named():
     workflow = _on_policy()
     state = workflow.setup(0)
@@ -112,6 +121,8 @@ def test_a_part_of_another_structure_is_named():
     ):
         with pytest.raises(UserError, match=f"{part} of the state.*: expected .* got {got}"):
             workflow.step(state.replace(**{part: other}))
+    with pytest.raises(UserError, match="agent_state of the state: expected .* got missing"):
+        workflow.evaluate(state.replace(agent_state=state.opt_state))
     with pytest.raises(UserError, match="options of learn: expected RunOptions, got int"):
         workflow.learn(state, 1000)
 

@@ -422,7 +422,25 @@ def algorithm(cls: A) -> A:
 
     Args:
       cls: A subclass of `Agent` whose constructor takes `obs_spec` and `action_spec`.
+
+    Raises:
+      UserError: For no such class, and for the name of an algorithm of another module.
     """
+    if not (isinstance(cls, type) and hasattr(cls, "compute_actions")):
+        raise UserError(
+            "tfrl.algorithm",
+            expected="the class of an agent",
+            got=repr(cls),
+            remedy="Use it as a decorator above a subclass of tfrl.agents.Agent.",
+        )
+    other = ALGORITHMS.get(cls.__name__, cls)
+    if other.__module__ != cls.__module__:
+        raise UserError(
+            f"the algorithm {cls.__name__}",
+            expected="a name of its own",
+            got=f"the name of {other.__module__}.{other.__name__}",
+            remedy="Rename the class.",
+        )
     ALGORITHMS[cls.__name__] = cls
     if "<locals>" not in cls.__qualname__:
         loadable(cls)

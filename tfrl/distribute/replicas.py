@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.distribute.tracing import counted_separately
+from tfrl.errors import UserError
 
 Nest = Any
 
@@ -26,7 +27,18 @@ class Replicas:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None = None):
-        """Takes a strategy, by default the strategy of the current scope."""
+        """Takes a strategy, by default the strategy of the current scope.
+
+        Raises:
+          UserError: For anything else, such as a strategy's name.
+        """
+        if strategy is not None and not hasattr(strategy, "num_replicas_in_sync"):
+            raise UserError(
+                "strategy",
+                expected="a tf.distribute.Strategy, or None",
+                got=repr(strategy),
+                remedy="Make it by name: tfrl.distribute.make_strategy('mirrored').",
+            )
         self.strategy = strategy or tf.distribute.get_strategy()
         self.num_replicas: int = self.strategy.num_replicas_in_sync
         # TensorFlow's default strategy has no worker_devices.

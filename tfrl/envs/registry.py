@@ -199,7 +199,9 @@ def finish(
       UserError: The `info` of a device environment has no such field.
     """
     for wrap in wrappers:
-        env = wrap(env)
+        env = checks.instance(
+            "what a wrapper of make_env returns", wrap(env), Env, "an environment"
+        )
     if gives_mask(env):
         env = ActionMask(env=env)
     if max_episode_steps is None:

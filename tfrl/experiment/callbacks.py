@@ -79,12 +79,13 @@ class CallbackList(Callback):
         several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
         self._callbacks = tuple(several)
         for callback in self._callbacks:
-            if not any(callable(getattr(callback, name, None)) for name in _EVENTS):
+            has_method = any(callable(getattr(callback, name, None)) for name in _EVENTS)
+            if isinstance(callback, type) or not has_method:
                 raise UserError(
                     "callbacks",
                     expected=f"objects with at least one of the methods {', '.join(_EVENTS)}",
                     got=repr(callback),
-                    remedy="Derive from tfrl.experiment.callbacks.Callback.",
+                    remedy="Pass an object of a subclass of tfrl.experiment.callbacks.Callback.",
                 )
 
     def on_step(self, event: Event) -> _Stop | None:

@@ -93,7 +93,7 @@ def train(
     )
     if root_dir is None and not files:
         run_config.find(None)  # raises
-    folder = default_root_dir(files) if root_dir is None else str(root_dir)
+    folder = default_root_dir(files) if root_dir is None else checks.path("root_dir", root_dir)
     try:
         if not files:
             files = run_config.read(folder, (), lines, allow_code=allow_code)

@@ -3,6 +3,7 @@
 Gin configures factories, workflows and mains, never ops. The rest of the library does not know gin.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -21,6 +22,7 @@ from tfrl.envs.action_masks import split_mask
 from tfrl.envs.core import Env, Wrapper
 from tfrl.errors import UserError
 from tfrl.evolution import pbt
+from tfrl.keras import api as keras
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.learning import optimizers
 from tfrl.networks.core import Torso
@@ -247,6 +249,9 @@ _NOT_IN_GIN = (
     evolution.GridArchive,
 )
 
+# Those that `tfrl.learning.optimizers` lacks: two of one name would be ambiguous.
+_KERAS_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "Ftrl")
+
 
 def _register() -> None:
     # Users type these module names: keep them short.
@@ -264,6 +269,10 @@ def _register() -> None:
         (networks.StateActionTorso, "networks"),
     ):
         gin.external_configurable(thing, module=module)
+    for name in _KERAS_OPTIMIZERS:
+        gin.external_configurable(
+            getattr(keras.optimizers, name), name=name, module="keras.optimizers"
+        )
     # Flags choose the strategy.
     for workflow in (
         workflows.EvolutionWorkflow,
@@ -314,7 +323,10 @@ def _register_algorithm(agent_class: Callable[..., Agent]) -> None:
     factory = _with_network_factories(agent_class)
     name = agent_class.__name__
     specs = ["obs_spec", "action_spec"]
-    gin.external_configurable(factory, name=name, module="agents", denylist=specs)
+    # A notebook may define its class again.
+    on = gin.config._INTERACTIVE_MODE
+    with contextlib.nullcontext() if on else gin.config.interactive_mode():
+        gin.external_configurable(factory, name=name, module="agents", denylist=specs)
 
 
 _register()

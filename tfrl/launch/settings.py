@@ -99,6 +99,8 @@ def build_from_config(
         bindings = binding_lines(bindings)
     elif isinstance(bindings, str):
         bindings = [bindings]
+    else:
+        bindings = checks.strings("bindings", bindings, remedy="Pass {'make_env.num_envs': 8}.")
     workflow = assemble(names(gin_files), bindings).workflow
     if enable_multi_devices:
         from tfrl.distribute import make_strategy

@@ -1158,6 +1158,9 @@ class Learner:
         """Yields `num_iters` batches of an iterable, restarting it if possible."""
         kept, live = self._iterated or (None, iter(()))
         if kept is not iterable or num_iters is None:
+            checks.instance(
+                "what to take batches from", iterable, Iterable, "an iterable of batches"
+            )
             live = iter(iterable)
         self._iterated = (iterable, live)
         return self._live_batches(iterable, live, num_iters)
@@ -1558,6 +1561,7 @@ class Learner:
         from tfrl.learners import checkpointing
 
         self._check_built("save_to_path")
+        checks.path("path of save_to_path", path)
         return checkpointing.save_to_path(self, path)
 
     def restore_from_path(self, path: Any, component: str | None = None) -> None:
@@ -1565,6 +1569,7 @@ class Learner:
         from tfrl.learners import checkpointing
 
         self._check_built("restore_from_path")
+        checks.path("path of restore_from_path", path)
         checkpointing.restore_from_path(self, path, component)
 
     @classmethod

@@ -71,7 +71,8 @@ class ModuleConfig(struct.Struct):
         clipping; it does not affect training.
       minibatch_size: Rows of a gradient step of this module, or None for the call's argument.
       optimizer: "adam", "adamw", "rmsprop", "sgd" or "lion"; or one of
-        `tfrl.learning.optimizers`, or a Keras optimizer, copied for each update; or
+        `tfrl.learning.optimizers`, or a Keras optimizer, copied for each update (in gin
+        `@optimizers.Adam()`, `@keras.optimizers.Adagrad()`); or
         `{update name: one of these}`, with Adam for missing updates.
       adam_epsilon: Epsilon of "adam" and "adamw".
     """

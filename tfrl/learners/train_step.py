@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import PARAM_UPDATES, ExternalUpdate, Update
 from tfrl.learners import traced_metrics
+from tfrl.learners.batches import by_module
 from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.loss_checks import check_ids, check_scalars, in_order, with_columns
@@ -127,8 +128,8 @@ def train_step(
     Args:
       learner: The modules, their optimizers, and the hooks of a gradient step.
       state: A state like `learner.learner_state`.
-      batch: `{module_id: rows}` of the modules to train; with several replicas, each has its own
-        rows.
+      batch: `{module_id: rows}` of the modules to train, or the rows of the only module; with
+        several replicas, each has its own rows.
       key: int32 [2].
       stopped: `{module_id: bool scalar}` of the modules that may stop early: True to take no step;
         None for none.
@@ -142,6 +143,7 @@ def train_step(
         trains itself, or a subclass that overrides hooks which change variables.
     """
     learner = learner.for_state(state)
+    batch = by_module(batch, list(learner.modules))
     step = _TrainStep(learner, list(batch), jit=jit)
 
     def prepare(batch: dict[str, Nest], key: tf.Tensor) -> Minibatch:

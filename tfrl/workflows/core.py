@@ -26,7 +26,7 @@ from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import class_settings, logic_key, traces_of
-from tfrl.workflows.checks import check_newest
+from tfrl.workflows.checks import check_newest, first_metrics, first_nests, first_values
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics, State
@@ -119,12 +119,12 @@ class Workflow(abc.ABC):
         """Returns a fresh state from a seed, or a key int32 [2], by the hooks below."""
         names = ["agent", "environment", "run", "replay_buffer"]
         keys = seeding.streams(seeding.as_key(seed), names)
-        agent_state, opt_state = self.setup_agent_and_optimizer(keys["agent"])
+        agent_state, opt_state = first_nests(self, self.setup_agent_and_optimizer(keys["agent"]))
         state = State(
             key=keys["run"],
-            metrics=self.setup_workflow_metrics(),
-            agent_state=agent_state,
-            opt_state=opt_state,
+            metrics=first_metrics(self),
+            agent_state=first_values("agent_state", agent_state),
+            opt_state=first_values("opt_state", opt_state),
             env_state=self.setup_env_state(keys["environment"]),
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
@@ -190,6 +190,7 @@ class Workflow(abc.ABC):
         Raises:
           UserError: For a state that was consumed, or a non-finite loss under "raise".
         """
+        checks.at_least("iterations of advance", iterations, 1)
         state = self.ready(state)
         rows, state, seconds = self.runner(state).run(state, iterations, until)
         return Advance(rows=rows, state=state, seconds=seconds)
@@ -299,6 +300,7 @@ class Workflow(abc.ABC):
         Every evaluation plays other episodes: the state counts them. A training does not depend on
         its evaluations.
         """
+        checks.instance("the state given to the workflow", state, State, "a state from `setup`")
         key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
         result = self._evaluation(state, None, key)
         metrics = state.metrics.replace(evaluations=state.metrics.evaluations + 1)
@@ -635,6 +637,8 @@ class Workflow(abc.ABC):
         Returns:
           The checkpoint's folder.
         """
+        checks.path("directory of save", directory)
+        checks.number("metric of save", metric, optional=True)
         state = self.ready(state)
         values, steps, group = self.state_values(state), self.env_steps(state), self.worker_group
         path = pathlib.Path(directory) / f"ckpt-{steps}"
@@ -696,6 +700,7 @@ class Workflow(abc.ABC):
         Raises:
           UserError: When there is none, none is usable, or it belongs to another configuration.
         """
+        checks.path("directory of restore", directory)
         restored = CheckpointManager(directory, read_only=True).restore(which)
         if restored is None:
             raise UserError(

@@ -50,6 +50,8 @@ from tfrl.workflows.checks import (
     check_fit,
     check_resets,
     check_whole,
+    first_metrics,
+    first_nests,
     make_agent,
 )
 from tfrl.workflows.collectors import Collectors
@@ -553,13 +555,13 @@ class LearnerWorkflow(Workflow):
         state = self._state_over(
             learner,
             key=keys["run"],
-            metrics=self.setup_workflow_metrics(),
+            metrics=first_metrics(self),
             env_state=env_state,
             carry=carry,
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
         if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
-            first = self.setup_agent_and_optimizer(keys["agent"])
+            first = first_nests(self, self.setup_agent_and_optimizer(keys["agent"]))
             for name, x in zip(("agent_state", "opt_state"), first, strict=True):
                 what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
                 _filled(what, getattr(state, name), x)
@@ -685,6 +687,9 @@ class LearnerWorkflow(Workflow):
         runner = self._runner_of(state)
         if runner is None:
             self._check_played(state)
+            played = [] if self.rollout_source.in_python else ["env_state", "carry"]
+            names = ["key", "metrics", *played]
+            state = state.replace(**{n: _as_tensors(getattr(state, n)) for n in names})
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
             learner,
@@ -782,6 +787,13 @@ class LearnerWorkflow(Workflow):
         """Plays greedy episodes, divided among the replicas."""
         if self._runner_of(state) is not None:
             state = self.ready(state)  # a consumed state is an error
+        check_fits(
+            "agent_state of the state",
+            struct.paths(self.learner.module_states),
+            struct.paths(self.learner_state(state).agent_state),
+            expected="the structure and shapes of this workflow's agent",
+            remedy="Start from a state that this workflow's `setup` returns.",
+        )
         n, replicas = num_episodes or self.eval_episodes, self.replicas
         known, mode = self._evaluators, self.evaluation_mode
         alone = not replicas.several or isinstance(self.eval_env, HostEnv)
@@ -947,6 +959,15 @@ class LearnerWorkflow(Workflow):
         load_learner(self, state, values)
         self._note_iterations(state)
         return state
+
+
+def _as_tensors(nest: Nest) -> Nest:
+    """Returns a nest with tensors in place of arrays; variables stay."""
+
+    def one(x: Any) -> Any:
+        return tf.convert_to_tensor(x) if isinstance(x, np.ndarray | np.generic) else x
+
+    return tf.nest.map_structure(one, nest)
 
 
 def _filled(what: str, nest: Nest, values: Nest) -> Nest:

@@ -69,13 +69,13 @@ class RunOptions(struct.Struct):
                 got=repr(interval),
                 remedy="Pass the env steps between videos, or 0 to record none in training.",
             )
-        if self.checkpoint_seconds is not None and not self.checkpoint_seconds > 0:
-            raise UserError(
-                "checkpoint_seconds",
-                expected="a positive number, or None",
-                got=repr(self.checkpoint_seconds),
-                remedy="Pass the seconds between checkpoints.",
-            )
+        if self.checkpoint_seconds is not None:
+            remedy = "Pass the seconds between checkpoints."
+            checks.positive("checkpoint_seconds", self.checkpoint_seconds, remedy=remedy)
+        checks.number("target_return", self.target_return, optional=True)
+        if self.root_dir is not None:
+            checks.path("root_dir", self.root_dir)
+        checks.strings("recorders", self.recorders)
         unknown = [r for r in self.recorders if r not in RECORDERS]
         if unknown:
             raise UserError(

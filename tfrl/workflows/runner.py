@@ -21,6 +21,7 @@ from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
 from tfrl.traces import Traces, specs_of
 from tfrl.types import Nest
 from tfrl.workflows import stages
+from tfrl.workflows.checks import check_iterated
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
@@ -210,7 +211,11 @@ class Runner:
         start = stages.now() if timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(state.key, state.metrics.iterations)
         with stages.timed(timed) as times, tf.control_dependencies([start] if timed else []):
-            metrics, state = self._workflow.iterate(state, key)
+            result = self._workflow.iterate(state, key)
+            if run_stages.phase.name in self._names and tf.executing_eagerly():
+                metrics, state = result  # checked in the first iteration
+            else:
+                metrics, state = check_iterated(state, result)
         (middle,) = times or [start]
         end = start
         if timed:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks, struct
+from tfrl.errors import UserError
 from tfrl.types import Nest
 
 # {"iterations": int64, slot name: nest like the parameters}
@@ -59,9 +60,12 @@ class Optimizer(struct.Struct, abc.ABC):
 
         Returns:
           `(params, slots)` after the step; the same objects if they are variables.
+
+        Raises:
+          UserError: For gradients of another structure than params, and for None among them.
         """
         leaves = tf.nest.flatten(params)
-        grads = tf.nest.flatten(gradients)
+        grads = _checked(gradients, params)
         own = [tf.nest.flatten(slots[name]) for name in self.slot_names]
         count = tf.convert_to_tensor(slots["iterations"]) + 1
         learning_rate = tf.convert_to_tensor(learning_rate)
@@ -136,6 +140,20 @@ def check_not_negative(optimizer: Optimizer, *names: str) -> None:
 def fuses(*numbers: tf.Tensor) -> bool:
     """Whether a fused kernel supports these rates and counts, i.e. all are scalars."""
     return all(number.shape.rank == 0 for number in numbers)
+
+
+def _checked(gradients: Nest, params: Nest) -> list[Any]:
+    """Returns the leaves of gradients that fit params."""
+    wanted, given = struct.paths(params), struct.paths(gradients)
+    if wanted.keys() != given.keys():
+        raise UserError(
+            "gradients",
+            expected=f"a nest like params, with the leaves {', '.join(wanted)}",
+            got=", ".join(given) or "none",
+            remedy="Instead of None for params that a loss does not use, compute them with "
+            "unconnected_gradients=tf.UnconnectedGradients.ZERO.",
+        )
+    return tf.nest.flatten(gradients)
 
 
 def _beside(number: tf.Tensor, param: Any) -> tf.Tensor:
