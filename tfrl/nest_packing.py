@@ -131,7 +131,7 @@ class HostPacker:
         self._single = [i for i in range(len(leaves)) if i not in self._packed]
 
     def _is_small(self, i: int, leaf: object) -> bool:
-        plain = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+        plain = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biuf"
         return plain and 0 < num_bytes(self._specs[i]) <= _SMALL_BYTES
 
     def tensors(self, nest: Nest) -> list[tf.Tensor]:

@@ -86,6 +86,12 @@ def test_mistakes(call, trained, tmp_path):
     for which in ("newest", "-1", "1.5"):
         text = _paragraph(call(f"--root_dir={trained}", f"--checkpoint={which}"))
         assert text.startswith(f"--checkpoint={which}: expected latest, best, or a number of env")
+    for flags, message in (
+        ("--checkpoint=best", "--checkpoint=best: expected latest with --watch"),
+        ("--wait_seconds=nan", "--wait_seconds=nan: expected a number of seconds above 0, or inf"),
+    ):
+        text = _paragraph(call(f"--root_dir={trained}", "--watch", flags))
+        assert text.startswith(message)
     text = _paragraph(call(f"--root_dir={trained}", "--video=v.avi"))
     assert text.startswith("--video=v.avi: expected a name that ends in .mp4 or .gif")
     text = _paragraph(call(f"--root_dir={trained}", "--episodes=0"))

@@ -463,9 +463,12 @@ def test_the_logs_of_a_remote_run_have_its_name(capsys, monkeypatch):
             return 0
 
     monkeypatch.setattr(launch, "LocalEngine", Engine)
+    monkeypatch.setattr(launch.remote, "connect", lambda url: connected.append(url))
+    connected = []
     for root in ("gs://bucket/dqn/a", "gs://bucket/dqn/b/", "runs/c"):
         assert call(capsys, f"--root_dir={root}", f"--gin_file={DQN}")[0] == 0
     assert folders == ["runs/bucket_dqn_a/logs", "runs/bucket_dqn_b/logs", "runs/c/logs"]
+    assert connected == ["gs://bucket/dqn/a", "gs://bucket/dqn/b/"]
 
 
 @pytest.mark.parametrize(
@@ -502,7 +505,7 @@ NEEDS = {"local": (), "ray": (), "kubernetes": ("--image=i",), "tpu_vm": ("--zon
 @pytest.mark.parametrize(
     ("file", "flag", "message"),
     [
-        (DQN, "--replay_servers=3", "batch_size: expected a multiple of "),
+        (DQN, "--replay_servers=3", "the 3 replay servers: expected a number that divides"),
         (PPO, "--replay_servers=2", "num_servers: expected 1 for on-policy training"),
         (PPO, "--collectors=3", "The number of collectors: expected a divisor of"),
     ],
@@ -513,6 +516,13 @@ def test_jobs_that_cannot_run_are_refused(capsys, tmp_path, engine, file, flag, 
     args = (f"--root_dir={root}", f"--gin_file={file}", f"--engine={engine}", flag)
     code, out, err = call(capsys, *args, *NEEDS[engine], f"--dry_run={local}")
     assert (code, out) == (2, "") and message in err
+
+
+def test_a_run_goes_on_with_as_many_servers(capsys, tmp_path):
+    for i in range(2):
+        (tmp_path / "servers" / str(i) / "replay_checkpoints").mkdir(parents=True)
+    code, out, err = call(capsys, f"--root_dir={tmp_path}", f"--gin_file={DQN}")
+    assert (code, out) == (2, "") and "--replay_servers=1: expected 2, the servers that" in err
 
 
 @pytest.mark.needs("reverb")

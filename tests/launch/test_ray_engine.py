@@ -256,6 +256,16 @@ def test_a_cluster_that_is_not_there():
     assert str(error.value).startswith("--ray_address=auto: expected a running Ray cluster, got Co")
 
 
+def test_a_cluster_that_does_not_answer():
+    def init(**options):
+        raise AssertionError("it would wait for minutes")
+
+    with pytest.raises(UserError, match="expected a running Ray cluster, got .*refused"):
+        address = f"127.0.0.1:{local_engine.free_ports(1)[0]}"
+        with ray_engine.cluster(types.SimpleNamespace(init=init), address, 1):
+            pass
+
+
 def test_without_ray_the_command_to_install_it_is_told(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     args = (f"--root_dir={tmp_path}", "--gin_file=dqn/gymnasium_cartpole.gin", "--engine=ray")

@@ -142,6 +142,9 @@ class TestReading:
             loaded.load(f"{run}/policy")
         with pytest.raises(UserError, match="expected two slashes after the scheme"):
             loaded.load(pathlib.Path(run))
+        with pytest.raises(UserError, match="got none. Write gs://bucket/run "):
+            remote.is_remote("gs:bucket/run")
+        assert not remote.is_remote("notes:today")  # a local file
 
     @pytest.mark.needs("uvicorn")
     def test_serve(self, run, monkeypatch):

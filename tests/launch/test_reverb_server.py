@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from unittest import mock
 
 import pytest
 import reverb
@@ -16,6 +17,7 @@ from tests.launch import launch_runs
 from tests.launch.launch_runs import in_process
 from tfrl.errors import UserError
 from tfrl.launch import reverb_server, settings, termination, train
+from tfrl.replay import ReverbReplay
 
 # The part of a training that the server needs, registered as users register their own.
 _PART = """
@@ -140,13 +142,12 @@ def test_served_tables(experiment):
 
 
 def test_environments_are_closed():
-    class Replay:
-        def make_tables(self):
-            events.append("tables")
-            return (1, 2)
+    def make_tables():
+        events.append("tables")
+        return (1, 2)
 
     class Workflow:
-        replay = Replay()
+        replay = mock.Mock(spec=ReverbReplay, make_tables=make_tables)
 
         def close(self):
             events.append("closed")

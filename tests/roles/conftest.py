@@ -22,9 +22,11 @@ def fixture_queue():
     signature = tables.rollout_signature(tables.rollout_form(learner, 1), 1)
     writer = reverb().Client(line.address).trajectory_writer(1)
 
-    def send(version):
+    def send(version, task_id=0, request=0):
         row = {name: np.zeros(s.shape, s.dtype.as_numpy_dtype) for name, s in signature.items()}
         row[collector_lib.POLICY_VERSION] = np.int64(version)
+        row[collector_lib.TASK_ID] = np.int32(task_id)
+        row[collector_lib.REQUEST] = np.int64(request)
         writer.append(row)
         columns = {name: writer.history[name][-1] for name in row}
         writer.create_item(tables.ROLLOUTS, 1.0, columns)

@@ -71,6 +71,15 @@ def test_what_does_not_divide_is_refused():
         tables.make_tables(workflow(PPO), 3)
 
 
+def test_servers_divide_the_environments_unless_steps_go_to_them_in_turn():
+    made = workflow(DQN)
+    replay, made.replay = made.replay, tables.on_reverb(made.replay).replace(n_step=1)
+    tables.distributed_replay(made, 3)
+    made.replay = replay  # items of several steps
+    with pytest.raises(UserError, match="the 3 replay servers: expected a number that divides"):
+        tables.distributed_replay(made, 3)
+
+
 def test_on_policy_has_one_server(monkeypatch):
     monkeypatch.setattr(collect.common_flags, "common", lambda: SimpleNamespace(seed=0))
     flags.FLAGS.mark_as_parsed()

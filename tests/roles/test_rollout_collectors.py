@@ -86,6 +86,21 @@ def test_rollouts_of_policies_that_a_restored_learner_has_lost(queue, bound, lag
     thread.join()
 
 
+def test_a_synchronous_learner_takes_one_rollout_of_each_collector_in_their_order(queue):
+    """A restarted collector answers the same request again."""
+    make, send, _ = queue
+    collectors = make(synchronous=True)
+    collectors._steps, collectors._request, collectors._num_collectors = tf.constant(5), 7, 2
+    sent = [(1, 6), (1, 7), (1, 7), (0, 7)]  # collector, request
+    thread = threading.Thread(
+        target=lambda: [send(5, task_id=task, request=n).flush() for task, n in sent]
+    )
+    thread.start()
+    collectors._gather(None)
+    assert sorted(collectors._sources) == [(7, 0), (7, 1)] and collectors._dropped == 2
+    thread.join()
+
+
 @pytest.mark.parametrize("lost", [parameters.TABLE, tables.ROLLOUTS])
 @pytest.mark.slow
 def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, monkeypatch):

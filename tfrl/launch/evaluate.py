@@ -58,6 +58,7 @@ def main() -> int:
     _check_video(flags.FLAGS.video)
     _check_server(flags.FLAGS.heartbeat_server)
     if flags.FLAGS.watch:
+        _check_watch(checkpoint)
         await_run(values.root_dir, flags.FLAGS.wait_seconds)
     files = run_config.read(
         values.root_dir, values.gin_file, values.gin_bindings, allow_code=values.allow_code
@@ -122,6 +123,23 @@ def _check_server(address: str | None) -> None:
             expected="--watch, for an evaluator that runs beside the training",
             got="a single evaluation",
             remedy="Add --watch, or leave the flag out.",
+        )
+
+
+def _check_watch(checkpoint: str | int) -> None:
+    if checkpoint != "latest":
+        raise UserError(
+            f"--checkpoint={checkpoint}",
+            expected="latest with --watch, which evaluates each new checkpoint",
+            got=str(checkpoint),
+            remedy="Leave it out, or leave out --watch.",
+        )
+    if not flags.FLAGS.wait_seconds > 0:  # also nan; inf waits without a limit
+        raise UserError(
+            f"--wait_seconds={flags.FLAGS.wait_seconds}",
+            expected="a number of seconds above 0, or inf",
+            got=str(flags.FLAGS.wait_seconds),
+            remedy="Pass the seconds to wait for a new checkpoint.",
         )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
 # Subfolder of `JobOptions.root_dir`, the learner's run folder.
 SERVERS = "servers"
+# Subfolder of a server's --root_dir, which may also be the run folder of a training.
+SERVER_CHECKPOINTS = "replay_checkpoints"
 # Environment variable with the name of the process, which the engines of this machine set.
 ROLE_VARIABLE = "TFRL_ROLE"
 

@@ -21,7 +21,7 @@ from tfrl.launch import (
     tpu_vm,
 )
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import JobOptions, Role, roles
+from tfrl.launch.job import SERVER_CHECKPOINTS, SERVERS, JobOptions, Role, roles
 from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
@@ -144,6 +144,10 @@ def main() -> int:
 
         # Once for the job: a restarted learner must resume.
         training.apply_if_exists(root, values.if_exists)
+    if remote.is_remote(root):
+        remote.connect(root)  # here, before all processes start and fail
+    else:
+        _check_servers(root, options.replay_servers)
     here = api.default_root_dir([root]) if remote.is_remote(root) else root
     log_dir = pathlib.Path(here).expanduser() / "logs"
     table_seconds = math.inf if asked.quiet else TABLE_SECONDS
@@ -281,6 +285,20 @@ def _check(
             expected="a folder that all processes share",
             got="the memory of one process",
             remedy="Choose a local folder or gs://bucket/folder.",
+        )
+
+
+def _check_servers(root: str, count: int) -> None:
+    """Checks that a run goes on with as many replay servers as have its experience."""
+    folder = pathlib.Path(root).expanduser() / SERVERS
+    earlier = len([p for p in folder.glob("*") if (p / SERVER_CHECKPOINTS).is_dir()])
+    if earlier and earlier != count:
+        raise UserError(
+            f"--replay_servers={count}",
+            expected=f"{earlier}, the servers that have the experience of the run in {root}",
+            got=str(count),
+            remedy=f"Pass --replay_servers={earlier}, or remove {folder} to go on with empty "
+            "servers.",
         )
 
 

@@ -8,6 +8,7 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -296,6 +297,13 @@ def _format_amounts(amounts: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={amount}" for name, amount in amounts.items())
 
 
+def _check_reachable(address: str) -> None:
+    """Raises an OSError if nothing answers at host:port, for which Ray would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+
+
 @contextlib.contextmanager
 def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
     """Connects to a Ray cluster, or starts one on this machine for the time of the context.
@@ -323,8 +331,10 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
                 _temp_dir=folder,
             )
         try:
+            if address is not None:
+                _check_reachable(address)
             ray.init(address=address or "local", **options)
-        except ConnectionError as error:
+        except OSError as error:  # also Ray's ConnectionError
             raise UserError(
                 f"--ray_address={address}",
                 expected="a running Ray cluster",

@@ -12,7 +12,7 @@ from absl import flags
 from tfrl.errors import UnavailableError, UserError
 from tfrl.launch import app
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import ROLE_VARIABLE
+from tfrl.launch.job import ROLE_VARIABLE, SERVER_CHECKPOINTS
 from tfrl.launch.termination import Termination
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ table of parameters.
 The training's gin file defines the tables. The same command resumes from the last checkpoint under
 --root_dir; SIGTERM and Ctrl-C also write a checkpoint. On-policy there is nothing to keep."""
 
-# Subfolder of --root_dir, which may be the run folder of the training.
-FOLDER = "replay_checkpoints"
 _LOOK_SECONDS = 0.2
 # Seconds between two looks for checkpoints of clients: each is read once, on a full disk again.
 _ADOPT_SECONDS = 2.0
@@ -100,7 +98,9 @@ def main() -> int:
             tables,
             port=flags.FLAGS.port,
             bind=flags.FLAGS.bind,
-            checkpoint_dir=os.path.join(values.root_dir or "", FOLDER) if keeps else None,
+            checkpoint_dir=os.path.join(values.root_dir or "", SERVER_CHECKPOINTS)
+            if keeps
+            else None,
             checkpoint_interval=flags.FLAGS.checkpoint_interval or None if keeps else None,
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),

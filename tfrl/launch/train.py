@@ -15,6 +15,7 @@ from tfrl.errors import UserError
 from tfrl.launch import api, app, gin_files, run_config, shared_flags
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
+from tfrl.storage import working_copy
 
 DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
 
@@ -86,6 +87,8 @@ def main(prepare: Callable[[Any, Callable[[], bool]], None] | None = None) -> in
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     if prepare is not None:
+        # A folder that cannot be reached is an error before a wait for servers.
+        working_copy.local(values.root_dir or api.default_root_dir(files))
         prepare(assembled.workflow, lambda: termination.requested)
     elif flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds

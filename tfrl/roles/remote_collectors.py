@@ -1,6 +1,7 @@
 """The learner's side of its collectors: their experience in, parameters out."""
 
 import contextlib
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UnavailableError, UserError
+from tfrl.nest_packing import array_of
 from tfrl.ops import statistics
 from tfrl.replay.reverb.buffer import InsertCount
 from tfrl.replay.reverb.cancellable_call import ServerSilentError, leave_behind, within
@@ -129,7 +132,7 @@ class RemoteCollectors(Collectors):
 
     @property
     def _learner_steps(self) -> int:
-        return int(tf.convert_to_tensor(self._steps))
+        return int(array_of(self._steps))
 
     def _end_if_asked(self) -> None:
         """Raises `WaitEndedError` if this process must end and no learner step is under way.
@@ -519,7 +522,7 @@ class ReplayCollectors(RemoteCollectors):
         for leaves in self._reports(STATISTICS) if steps else ():
             by_path = dict(zip(sorted(struct.paths(merged)), leaves, strict=True))
             leaves = [by_path[path] for path in struct.paths(merged)]
-            merged = statistics.merge(merged, tf.nest.pack_sequence_as(merged, leaves))
+            merged = _merge(merged, tf.nest.pack_sequence_as(merged, leaves))
         return tf.nest.map_structure(np.asarray, merged)
 
     @property
@@ -529,6 +532,10 @@ class ReplayCollectors(RemoteCollectors):
     @property
     def _connections(self) -> list[Connection]:
         return [self._variables, *self._servers]
+
+
+# Compiled: TensorFlow keeps some bytes of each eager tensor for the life of the process.
+_merge = tf.function(counted_separately(statistics.merge), autograph=False)
 
 
 def _inserts(info: dict[str, Any], table: str) -> int:
@@ -643,6 +650,9 @@ class RolloutCollectors(RemoteCollectors):
     def _gather(self, agent_state: Nest) -> tuple[list[list[np.ndarray]], list[int]]:
         """Waits for this process's share of rollouts.
 
+        A synchronous run takes one from each collector, in their order, so that it is repeatable: a
+        restarted collector may send a second one.
+
         Args:
           agent_state: The state to publish again if the server restarts.
 
@@ -650,23 +660,21 @@ class RolloutCollectors(RemoteCollectors):
           The leaves of each rollout, and its policy lag.
         """
         steps, deadline = self._learner_steps, time.monotonic() + self.wait_seconds
-        rollouts: list[list[np.ndarray]] = []
-        lags: list[int] = []
+        taken: list[tuple[int, list[np.ndarray], int]] = []  # collector, leaves, policy lag
         self._sources = sources = set()
 
         def request_again() -> None:
             """After a restart, which may have lost the parameters or rollouts."""
             nonlocal deadline
-            self._dropped += len(rollouts)
-            rollouts.clear()
-            lags.clear()
+            self._dropped += len(taken)
+            taken.clear()
             # Collectors answer the greatest request: the latest, if several workers ask again.
             self._request = max(self._request + 1, time.time_ns())
             self._publish(agent_state)
             deadline = time.monotonic() + self.wait_seconds
 
         on_reconnect = request_again if self._synchronous else None
-        while len(rollouts) < self._share:
+        while len(taken) < self._share:
             item = self._next(deadline, on_reconnect)
             task_id, request = int(item.pop(TASK_ID)), int(item.pop(REQUEST))
             self._heard[task_id] = time.monotonic()
@@ -674,13 +682,15 @@ class RolloutCollectors(RemoteCollectors):
             # A restored learner has fewer steps than the policies of the lost ones.
             within = self._max_policy_lag is None or 0 <= lag <= self._max_policy_lag
             # Another worker's request may be newer.
-            if not within or (self._synchronous and request < self._request):
+            late = request < self._request or (request, task_id) in sources
+            if not within or (self._synchronous and late):
                 self._dropped += 1
                 continue
             sources.add((request, task_id))
-            rollouts.append([item[path] for path in self._leaves])
-            lags.append(max(lag, 0))
-        return rollouts, lags
+            taken.append((task_id, [item[path] for path in self._leaves], max(lag, 0)))
+        if self._synchronous:
+            taken.sort(key=operator.itemgetter(0))
+        return [leaves for _, leaves, _ in taken], [lag for *_, lag in taken]
 
     def _who(self) -> str:
         """Also names the collectors that have sent no rollout; asynchronous ones: no report."""

@@ -17,6 +17,7 @@ from tfrl.replay.reverb import tables as reverb_tables
 from tfrl.replay.reverb.connection import await_server, await_tables
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.packed import in_blocks
+from tfrl.replay.reverb.sharded import goes_by_step
 from tfrl.replay.reverb.signature import suits
 from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory
@@ -381,6 +382,15 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
         changes["samples_per_insert"] = workflow.batch_size * float(workflow.updates_per_step)
         changes["min_size"] = max(first.min_size or 1, workflow.learning_starts, 1)
     replay = replay.replace(**changes)
+    if workflow.env.num_envs % num_servers and not goes_by_step(replay):
+        raise UserError(
+            f"the {num_servers} replay servers",
+            expected="a number that divides the environments of a collector, "
+            f"{workflow.env.num_envs}: all items of an environment go to one server, and all wait "
+            "for the server with the fewest",
+            got=str(num_servers),
+            remedy="Change --replay_servers or make_env.num_envs.",
+        )
     steps = workflow.rollout_length * workflow.env.num_envs
     replay = in_blocks(replay, workflow.batch_size, steps)
     if "samples_per_insert" in changes and replay.tolerance is None and replay.batches_each > 1:

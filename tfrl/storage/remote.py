@@ -19,7 +19,8 @@ from tfrl.errors import UnavailableError, UserError
 from tfrl.storage import files
 
 # A single letter is a drive.
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# Without a slash only schemes of stores: a local file may have a colon in its name.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:(?=/)|(?i:gs|s3|hdfs|ram):)")
 # Files that are written last to a folder, in this order, and removed first: a reader that finds
 # them may rely on the others.
 _MARKS = ("saved_model.pb", "metadata.json", "manifest.json", "COMPLETE")
@@ -54,17 +55,18 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path has a scheme, like `gs://bucket/run`.
 
     Raises:
-      UserError: Only one slash follows the scheme, as after a conversion by pathlib.
+      UserError: Fewer than two slashes follow the scheme, as after a conversion by pathlib.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
-    if scheme and not text.startswith("//", scheme.end() - 1):
+    if scheme and not text.startswith("//", scheme.end()):
+        rest = text[scheme.end() :].lstrip("/")
         raise UserError(
             f"path {text}",
             expected="two slashes after the scheme, or a local path",
-            got="one slash",
-            remedy=f"Write {scheme[0]}/{text[scheme.end() :]} (as a str, since pathlib removes a "
-            f"slash), or ./{text} for a local folder of that name.",
+            got="one slash" if text.startswith("/", scheme.end()) else "none",
+            remedy=f"Write {scheme[0]}//{rest} (as a str, since pathlib removes a slash), or "
+            f"./{text} for a local folder of that name.",
         )
     return scheme is not None
 

@@ -262,6 +262,8 @@ class ReverbReplay(struct.Struct):
         checks.number("ReverbReplay.reconnect_seconds", reconnect, 0, MOST_SECONDS, False, True)
         checks.instance("ReverbReplay.tables", self.tables, tuple, "a tuple of TableConfig")
         check_bind(self.bind)
+        if len(set(self.addresses)) != len(self.addresses):
+            _refuse("address", "each server once", self.address or "", "Name each server once.")
         checks.at_least("ReverbReplay.num_servers", self.num_servers, 1)
         configs = self.tables or (TableConfig(name=TABLE),)
         for config in configs:
@@ -384,8 +386,6 @@ class ReverbReplay(struct.Struct):
                 str(self.num_servers),
                 "Separate addresses by commas.",
             )
-        if len(set(self.addresses)) != len(self.addresses):
-            _refuse("address", "each server once", self.address or "", "Name each server once.")
         if self.num_servers > 1 and self.address is not None:
             from tfrl.replay.reverb.sharded import ShardedBuffer
 

@@ -23,6 +23,11 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.1
 
 
+def goes_by_step(replay: "ReverbReplay") -> bool:
+    """Whether each step may go to another server than the last one: packed items have one step."""
+    return bool(replay.packed) and all(config.n_step == 1 for config in replay.table_configs)
+
+
 class ShardedBuffer(ReplayBuffer):
     """Several buffers of equal tables, each on a separate server, used as one.
 
@@ -51,9 +56,7 @@ class ShardedBuffer(ReplayBuffer):
             self._each(ReverbBuffer.close)
             raise
         self.connection = Connections([shard.connection for shard in self.shards])
-        # Whether each step may go to another server than the last: items have one step.
-        single = all(config.n_step == 1 for config in replay.table_configs)
-        self._by_step = single and bool(self.shards[0].replay.packed)
+        self._by_step = goes_by_step(self.shards[0].replay)
         # If servers grew at different rates, a writer could wait until the learner samples from the
         # largest, and the learner until the smallest grows.
         self._by_episode = not self._by_step and replay.num_envs % len(self.shards) != 0
