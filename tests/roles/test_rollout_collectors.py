@@ -51,6 +51,22 @@ def test_on_policy(synchronous):
     job.server.stop()
 
 
+def test_a_synchronous_run_is_repeatable():
+    losses = []
+    for _ in range(2):
+        job, learner = Job(PPO, 2), workflow(PPO)
+        collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+        state = learner.setup(0)
+        job.begin()
+        state, rows = advance(learner, state, 192)
+        losses.append([row["loss"] for row in rows])
+        collectors.finish(state)
+        job.join()
+        learner.close()
+        job.server.stop()
+    assert losses[0] == losses[1]
+
+
 def test_a_rollout_that_was_sent_again_is_taken_once(queue):
     make, send, line = queue
     collectors, taken = make(), []
