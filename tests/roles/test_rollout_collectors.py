@@ -126,15 +126,16 @@ def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, mo
     state = learner.setup(0)
     job.begin()
     state, _ = advance(learner, state, 64)
-    publish, before, restarts = parameters.publish, collectors._request, []
+    publish, before, restarts = parameters.Publisher.publish, collectors._request, []
 
     def reconnect():
         collectors._variables._heartbeat.reconnections += 1
 
-    def publish_then_lose(client, published):
-        publish(client, published)
+    def publish_then_lose(publisher, published):
+        publish(publisher, published)
         if restarts or published.request == before:
             return
+        client = collectors._variables.client
         if lost == tables.ROLLOUTS:
             next(client.sample(lost, 1, emit_timesteps=False))  # another reader takes it
         else:
@@ -143,7 +144,7 @@ def test_a_synchronous_learner_asks_again_after_a_restart_of_the_server(lost, mo
         restarts[0].start()
 
     # Only the learner's publications: collectors publish nothing.
-    monkeypatch.setattr(parameters, "publish", publish_then_lose)
+    monkeypatch.setattr(parameters.Publisher, "publish", publish_then_lose)
     state, rows = advance(learner, state, 320)
     assert restarts
     assert [row["policy_lag"] for row in rows] == [0.0] * 8

@@ -607,6 +607,13 @@ class RolloutCollectors(RemoteCollectors):
             self._variables.guard(lambda: client.reset(ROLLOUTS), "emptying the queue")
         super().begin(state)
 
+    def _is_due(self) -> bool:
+        """False in a synchronous run, where `play` publishes with each request.
+
+        Collectors would answer one of `begin`, and their rollouts would be dropped.
+        """
+        return not self._synchronous and super()._is_due()
+
     @property
     def _share(self) -> int:
         """The rollouts per batch of this process.
