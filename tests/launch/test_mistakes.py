@@ -140,7 +140,10 @@ BINDINGS = {
     ),
     "no steps": ("train.total_env_steps=0", "total_env_steps: expected a positive whole number"),
     "negative checkpoints": ("train.max_to_keep=-1", "max_to_keep: expected a positive whole"),
-    "negative seconds": ("train.checkpoint_seconds=-1", "checkpoint_seconds: expected a positive"),
+    "negative seconds": (
+        "train.checkpoint_seconds=-1",
+        "checkpoint_seconds: expected a number above 0",
+    ),
     "no episodes": ("train.final_eval_episodes=0", "train.final_eval_episodes: expected a whole"),
     "negative length": (
         "OnPolicyWorkflow.rollout_length=-8",

@@ -533,12 +533,20 @@ def check_iterated(before: State, result: Any) -> tuple[dict[str, Any], State]:
             )
     check_fits(
         f"the state of {thing}",
-        struct.paths(before),
-        struct.paths(after),
+        _of_a_replica(before),
+        _of_a_replica(after),
         expected="the leaves of the state before the iteration, in their shapes and dtypes",
         remedy="Make all leaves in setup; an iteration only changes their values.",
     )
     return dict(metrics), after
+
+
+def _of_a_replica(state: State) -> dict[str, Any]:
+    """Returns the leaves of a state by path; of several replicas' values the first."""
+    return {
+        path: x.values[0] if isinstance(x, tf.distribute.DistributedValues) else x
+        for path, x in struct.paths(state).items()
+    }
 
 
 def _described(x: Any) -> str:
