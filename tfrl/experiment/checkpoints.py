@@ -82,7 +82,6 @@ class CheckpointManager:
         self._drop_later = drop_later
         self._read_only = read_only
         self._log = log or _warn
-        self._writer = checkpoint_format.DataWriter()
         if not read_only:
             with _writing(self._directory):
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -154,7 +153,7 @@ class CheckpointManager:
         final = self._directory / f"ckpt-{step}"
         with _writing(final):
             with checkpoint_format.replacing(final) as temporary:
-                checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
+                checkpoint_format.write(temporary, step, values, manifest, metric)
             self._prune(step)
         working_copy.publish(final)
         return final

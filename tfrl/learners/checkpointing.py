@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import urllib.parse
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +29,7 @@ from tfrl._version import __version__
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.learner_state import TRAINED
 from tfrl.storage import checkpoint_format, codec, files
-from tfrl.storage.checkpoint_format import DamagedCheckpointError, DataWriter
+from tfrl.storage.checkpoint_format import DamagedCheckpointError
 
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
@@ -46,8 +45,6 @@ MODULES, OPTIMIZERS = "rl_module", "optimizer"
 # name).
 Keys = tuple[str, ...]
 Variables = dict[Keys, Mapping[str, np.ndarray]]
-# Writers reuse their variables between saves, since TensorFlow never fully frees a variable.
-_WRITERS: weakref.WeakKeyDictionary[Any, dict[Keys, DataWriter]] = weakref.WeakKeyDictionary()
 
 
 def variables_of(state: Mapping[str, Any]) -> Variables:
@@ -58,30 +55,21 @@ def variables_of(state: Mapping[str, Any]) -> Variables:
     return variables
 
 
-def write(
-    folder: pathlib.Path,
-    state: Mapping[str, Any],
-    described: Mapping[str, Any],
-    writers: dict[Keys, DataWriter],
-) -> None:
+def write(folder: pathlib.Path, state: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     """Writes a state into a folder that does not exist yet.
 
     Args:
       folder: The folder to write; its parent exists.
       state: The nested state of a learner.
       described: Other content of the manifest.
-      writers: Reused between saves; writers of removed components are dropped.
     """
     components = variables_of(state)
-    for gone in set(writers) - set(components):
-        del writers[gone]
     folder.mkdir()
     for keys, values in components.items():
         part = _folder(folder, keys)
         part.parent.mkdir(parents=True, exist_ok=True)
-        writer = writers.setdefault(keys, DataWriter())
         step = int(state.get("weights_seq_no", 0))
-        checkpoint_format.write(part, writer, step, values, {}, None)
+        checkpoint_format.write(part, step, values, {}, None)
     manifest = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -291,9 +279,8 @@ def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
             # Added in this order, after `build`.
             "added": list(getattr(learner, "_added", ())),
         }
-        writers = _WRITERS.setdefault(learner, {})
         with checkpoint_format.replacing(final, owner=final.name) as temporary:
-            write(temporary, learner.get_state(), described, writers)
+            write(temporary, learner.get_state(), described)
     return final
 
 

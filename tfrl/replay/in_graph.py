@@ -83,10 +83,7 @@ def _made_with(replay: InGraphReplay) -> dict[str, Any]:
 def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
     """Writes the values of a buffer; replaces an existing folder when complete."""
     content = {"replay": _made_with(replay)}
-    writer = checkpoint_format.DataWriter()
-    replace_folder(
-        folder, lambda path: checkpoint_format.write(path, writer, 0, values, content, None)
-    )
+    replace_folder(folder, lambda path: checkpoint_format.write(path, 0, values, content, None))
 
 
 def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:

@@ -10,9 +10,11 @@ The data is an ordinary TensorFlow checkpoint: `tf.train.Checkpoint(values={path
 """
 
 import contextlib
+import functools
 import hashlib
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -67,56 +69,42 @@ def _stored_name(path: str) -> str:
     return f"values/{path.replace('.', '..').replace('/', '.S')}{_SUFFIX}"
 
 
-class DataWriter:
-    """Writes values with tf.train.Checkpoint, through variables that it reuses.
+def write_data(prefix: pathlib.Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the files `<prefix>.*`, as tf.train.Checkpoint does with variables of these values.
 
-    It needs variables, since TensorFlow silently does not save tensors inside a dict. It reuses
-    them, since TensorFlow keeps some memory of every variable ever created. Between saves they are
-    empty.
+    TensorFlow silently does not save tensors inside a dict, and keeps some memory of every variable
+    and of every call of `Checkpoint.write`.
+
+    Args:
+      prefix: The prefix of the files.
+      values: `{path: tensor, variable or array}`.
+
+    Returns:
+      `{path: {"shape": list, "dtype": name}}`.
+
+    Raises:
+      TypeError: For a value of another type.
     """
+    with tf.device("/cpu:0"):
+        tensors = {path: _tensor(path, value) for path, value in values.items()}
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=[*map(_stored_name, tensors), _OBJECT_GRAPH],
+            shape_and_slices=[""] * (len(tensors) + 1),
+            tensors=[*tensors.values(), tf.constant(_object_graph(tuple(tensors)))],
+        )
+    return {
+        path: {"shape": x.shape.as_list(), "dtype": x.dtype.name} for path, x in tensors.items()
+    }
 
-    def __init__(self) -> None:
-        """Starts without variables."""
-        self._variables: dict[str, tf.Variable] = {}
-        self._checkpoint = tf.train.Checkpoint(values=self._variables)
 
-    def write(self, prefix: pathlib.Path, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the files `<prefix>.*`.
-
-        Args:
-          prefix: The prefix of the files.
-          values: `{path: tensor, variable or array}`.
-
-        Returns:
-          `{path: {"shape": list, "dtype": name}}`.
-
-        Raises:
-          TypeError: For a value of another type.
-        """
-        keys = {}
-        try:
-            with tf.device("/cpu:0"):
-                tensors = {path: _tensor(path, value) for path, value in values.items()}
-                self._put(tensors)
-                self._checkpoint.write(str(prefix))
-            for path, tensor in tensors.items():
-                keys[path] = {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name}
-        finally:
-            for variable in self._variables.values():
-                variable.assign(tf.zeros([0], variable.dtype))
-        return keys
-
-    def _put(self, tensors: Mapping[str, tf.Tensor]) -> None:
-        """Assigns the tensors; creates new variables if paths or dtypes have changed."""
-        dtypes = {path: tensor.dtype for path, tensor in tensors.items()}
-        if dtypes != {path: variable.dtype for path, variable in self._variables.items()}:
-            self._variables = {
-                path: tf.Variable(tf.zeros([0], dtype), trainable=False, shape=tf.TensorShape(None))
-                for path, dtype in dtypes.items()
-            }
-            self._checkpoint = tf.train.Checkpoint(values=self._variables)
-        for path, tensor in tensors.items():
-            self._variables[path].assign(tensor)
+@functools.lru_cache(maxsize=64)
+def _object_graph(paths: tuple[str, ...]) -> bytes:
+    """Returns what `tf.train.Checkpoint(values={path: variable})` stores about its objects."""
+    variables = {path: tf.Variable(0.0, trainable=False) for path in paths}
+    with tempfile.TemporaryDirectory() as folder:
+        written = tf.train.Checkpoint(values=variables).write(f"{folder}/data")
+        return bytes(tf.train.load_checkpoint(written).get_tensor(_OBJECT_GRAPH))
 
 
 def _tensor(path: str, value: Any) -> tf.Tensor:
@@ -219,7 +207,6 @@ def _sha256(path: pathlib.Path) -> str:
 
 def write(
     folder: pathlib.Path,
-    writer: DataWriter,
     step: int,
     values: Mapping[str, Any],
     manifest: Mapping[str, Any],
@@ -229,14 +216,13 @@ def write(
 
     Args:
       folder: The folder; its parent exists.
-      writer: The writer, reused for all saves.
       step: The step of the values.
       values: `{path: tensor, variable or array}`.
       manifest: Further data of the caller, in JSON types.
       metric: The metric to compare checkpoints by, higher is better, or None.
     """
     folder.mkdir()
-    keys = writer.write(folder / DATA, values)
+    keys = write_data(folder / DATA, values)
     content = {
         "schema_version": SCHEMA_VERSION,
         "step": step,
