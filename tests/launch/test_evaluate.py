@@ -6,7 +6,7 @@ import pytest
 
 from tests.launch import launch_runs
 from tests.launch.launch_runs import arguments, in_process, run
-from tfrl.launch import evaluate, train
+from tfrl.launch import evaluate, settings, train
 from tfrl.storage import checkpoint_format
 
 
@@ -40,6 +40,19 @@ def test_it_prints_a_table_and_one_json_line_and_changes_nothing(call, trained, 
     assert [line.split()[0] for line in table] == list(figures)
     assert video.read_bytes()[:3] == b"GIF"
     assert launch_runs.tree(trained) == before
+
+
+def test_one_state_serves_all_checkpoints(trained):
+    """As `watch` evaluates them."""
+    made = settings.assemble([str(trained / "operative_config.gin")])
+    options = {"episodes": 3, "seed": 0, "video": None}
+    state, after_each_other = None, []
+    for which in (64, 256, 64):
+        figures, state = evaluate._evaluated(made, str(trained), state, checkpoint=which, **options)
+        after_each_other.append(figures)
+    assert after_each_other[0] == after_each_other[2]
+    assert after_each_other[1] == evaluate.evaluate(made, str(trained), checkpoint=256, **options)
+    assert [f["env_steps"] for f in after_each_other] == [64, 256, 64]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tfrl.launch.termination import Termination
 if TYPE_CHECKING:
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch.settings import Settings
+    from tfrl.workflows import State
 
 DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
 
@@ -177,6 +178,26 @@ def evaluate(
     Returns:
       `eval_return_mean`, `eval_return_std`, `eval_episodes` and more, as JSON types.
     """
+    figures, _ = _evaluated(
+        settings, root_dir, None, episodes=episodes, checkpoint=checkpoint, seed=seed, video=video
+    )
+    return figures
+
+
+def _evaluated(
+    settings: "Settings",
+    root_dir: str,
+    state: "State | None",
+    *,
+    episodes: int,
+    checkpoint: str | int,
+    seed: int,
+    video: str | None,
+) -> tuple[dict[str, Any], "State"]:
+    """Evaluates as `evaluate` does, in the variables of a state; None to set one up.
+
+    TensorFlow keeps some memory of every variable ever created, so `watch` goes on with one state.
+    """
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import multi_worker
     from tfrl.storage import working_copy
@@ -190,7 +211,7 @@ def evaluate(
     metadata = folder.read_metadata()
     if metadata is not None and metadata["compile_choices"]:
         workflow.use_compile(metadata["compile_choices"])
-    state = workflow.load(workflow.setup(seed), restored, environments=False)
+    state = workflow.load(state or workflow.setup(seed), restored, environments=False)
     result = workflow.final_evaluation(state, episodes, seed=seed)
     figures: dict[str, Any] = {
         **result.metrics(),
@@ -205,7 +226,7 @@ def evaluate(
         group.barrier("the end")  # a worker that left earlier would look lost
     if leads:
         _show(f"{folder.root}, {restored.path.name}", figures)
-    return figures
+    return figures, state
 
 
 def await_run(root_dir: str | None, seconds: float) -> None:
@@ -260,15 +281,16 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
     folder, values = RunFolder(root_dir), flags.FLAGS
     manager = CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None)
     known = _recorded(folder)
-    since = time.monotonic()
+    since, state = time.monotonic(), None
     with termination.deferred():
         while not termination.requested:
             ended = _has_ended(folder, settings.total_env_steps)  # before the checkpoints are read
             newest = max(manager.steps, default=None)
             if newest is not None and newest not in known:
-                result = evaluate(
+                result, state = _evaluated(
                     settings,
                     root_dir,
+                    state,
                     episodes=values.episodes,
                     checkpoint="latest",
                     seed=common_flags.common().seed,
