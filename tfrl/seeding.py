@@ -12,6 +12,7 @@ they are the numbers of SplitMix64 (Steele, Lea and Flood 2014,
 https://doi.org/10.1145/2660193.2660195) with the key as its seed.
 """
 
+import contextlib
 import math
 import zlib
 from typing import Any
@@ -63,20 +64,18 @@ def as_key(key_or_seed: Any) -> tf.Tensor:
     """
     if isinstance(key_or_seed, int | np.integer) and not isinstance(key_or_seed, bool):
         return key(key_or_seed)
-    try:
+    got = repr(key_or_seed)
+    with contextlib.suppress(TypeError, ValueError):
         tensor = tf.convert_to_tensor(key_or_seed)
-    except (TypeError, ValueError):
-        tensor = None
-    if tensor is None or not tensor.dtype.is_integer or tensor.shape != [2]:
-        raise UserError(
-            "key",
-            expected="an int32 tensor of shape [2], or a seed",
-            got=repr(key_or_seed)
-            if tensor is None
-            else f"{tensor.dtype.name} of shape {tuple(tensor.shape)}",
-            remedy="Create a key with tfrl.seeding.key(0), or leave it out.",
-        )
-    return tf.cast(tensor, tf.int32)
+        if tensor.dtype.is_integer and tensor.shape == [2]:
+            return tf.cast(tensor, tf.int32)
+        got = f"{tensor.dtype.name} of shape {tuple(tensor.shape)}"
+    raise UserError(
+        "key",
+        expected="an int32 tensor of shape [2], or a seed",
+        got=got,
+        remedy="Create a key with tfrl.seeding.key(0), or leave it out.",
+    )
 
 
 def _words(data: Any) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """What follows from the registry: names, gin files and pages of every algorithm."""
 
+import importlib
 import pathlib
 import sys
 
@@ -45,6 +46,7 @@ def test_what_cannot_be_registered():
 
 
 def test_a_cell_of_a_notebook_may_run_again(monkeypatch):
+    importlib.import_module("tfrl.launch.configurables")  # gin registers algorithms from now on
     monkeypatch.setattr("tfrl.agents.core.ALGORITHMS", dict(ALGORITHMS))
     for _ in range(2):
         mine = algorithm(type("MineInANotebook", (tfrl.PPO,), {"__qualname__": "f.<locals>.Mine"}))

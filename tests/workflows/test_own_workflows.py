@@ -403,7 +403,7 @@ def test_what_iterate_must_return(mode, returns, message):
     [
         ([None], "setup_agent_and_optimizer returns: expected agent_state and opt_state.*NoneType"),
         (({}, {}, {}), "got tuple of dict, dict, dict"),
-        (({"w": None}, {}), "a leaf of agent_state in a fresh state: expected a number"),
+        (({"w": None}, {}), "a leaf of agent_state in a state: expected a number"),
     ],
 )
 def test_what_a_hook_of_setup_must_return(first, message):

@@ -424,7 +424,7 @@ def algorithm(cls: A) -> A:
       cls: A subclass of `Agent` whose constructor takes `obs_spec` and `action_spec`.
 
     Raises:
-      UserError: For no such class, and for the name of an algorithm of another module.
+      UserError: For no such class, and for the name of an algorithm of the library.
     """
     if not (isinstance(cls, type) and hasattr(cls, "compute_actions")):
         raise UserError(
@@ -434,7 +434,7 @@ def algorithm(cls: A) -> A:
             remedy="Use it as a decorator above a subclass of tfrl.agents.Agent.",
         )
     other = ALGORITHMS.get(cls.__name__, cls)
-    if other.__module__ != cls.__module__:
+    if other.__module__.startswith("tfrl.") and other.__module__ != cls.__module__:
         raise UserError(
             f"the algorithm {cls.__name__}",
             expected="a name of its own",

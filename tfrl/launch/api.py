@@ -79,14 +79,14 @@ def train(
     from tfrl.experiment.callbacks import CallbackList
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import run_config, settings
-    from tfrl.launch.gin_files import budget_binding, macro_names, names, read
+    from tfrl.launch.gin_files import as_paths, budget_binding, macro_names, read
 
     started = time.monotonic()
     env_steps = bindings.pop("total_env_steps", None)
     if env_steps is not None:
         checks.at_least("total_env_steps", env_steps, 1)
     every_callback = CallbackList(callbacks)
-    files = [] if gin_files is None else names(gin_files)
+    files = [] if gin_files is None else as_paths(gin_files)
     macros = macro_names(read(files))
     lines = settings.binding_lines(
         {k if "." in k or k in macros else f"train.{k}": v for k, v in bindings.items()}

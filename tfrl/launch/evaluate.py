@@ -211,7 +211,8 @@ def _evaluated(
     metadata = folder.read_metadata()
     if metadata is not None and metadata["compile_choices"]:
         workflow.use_compile(metadata["compile_choices"])
-    state = workflow.load(state or workflow.setup(seed), restored, environments=False)
+    state = workflow.setup(seed) if state is None else state
+    state = workflow.load(state, restored, environments=False)
     result = workflow.final_evaluation(state, episodes, seed=seed)
     figures: dict[str, Any] = {
         **result.metrics(),

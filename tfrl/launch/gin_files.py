@@ -323,7 +323,7 @@ def _let_gin_read() -> None:
     )
 
 
-def names(files: Any) -> list[str]:
+def as_paths(files: Any) -> list[str]:
     """Returns one path or several, as a user passes them, as strings.
 
     Raises:

@@ -15,7 +15,7 @@ from tfrl.launch import (
     gin_files,
     gin_registry,
 )
-from tfrl.launch.gin_files import names
+from tfrl.launch.gin_files import as_paths
 from tfrl.workflows import RunOptions, Workflow
 
 
@@ -101,7 +101,7 @@ def build_from_config(
         bindings = [bindings]
     else:
         bindings = checks.strings("bindings", bindings, remedy="Pass {'make_env.num_envs': 8}.")
-    workflow = assemble(names(gin_files), bindings).workflow
+    workflow = assemble(as_paths(gin_files), bindings).workflow
     if enable_multi_devices:
         from tfrl.distribute import make_strategy
 

@@ -1585,6 +1585,16 @@ class Learner:
 
         return checkpointing.from_checkpoint(cls, path, modules=modules, **kwargs)
 
+    def check_agent_state(self, agent_state: Mapping[str, AgentState]) -> None:
+        """Raises a UserError for a state `{module_id: AgentState}` of other agents."""
+        check_fits(
+            "agent_state of the state",
+            struct.paths(self.module_states),
+            struct.paths(agent_state),
+            expected="the structure and shapes of this agent's state",
+            remedy="Start from the state that this workflow's `setup` returns.",
+        )
+
     def over(self, state: LearnerState) -> Self:
         """Returns this learner over the variables of another state of equal structure.
 
@@ -1597,13 +1607,7 @@ class Learner:
           UserError: For an agent's state of another structure or shapes, or other optimizers.
         """
         self._check_built("over")
-        check_fits(
-            "agent_state of the state",
-            struct.paths(self.module_states),
-            struct.paths(state.agent_state),
-            expected="the structure and shapes of this agent's state",
-            remedy="Start from the state that this workflow's `setup` returns.",
-        )
+        self.check_agent_state(state.agent_state)
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.module_states = dict(state.agent_state)

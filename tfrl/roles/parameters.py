@@ -100,7 +100,7 @@ def make_table(agent_state: Nest) -> Any:
 class AgentStateReader:
     """Reads an agent's variables in one call with a tensor per dtype.
 
-    TensorFlow keeps 46 bytes of each eager tensor for the life of the process.
+    TensorFlow keeps some bytes of each eager tensor for the life of the process.
     """
 
     def __init__(self) -> None:

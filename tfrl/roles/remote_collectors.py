@@ -701,11 +701,10 @@ class RolloutCollectors(RemoteCollectors):
 
     def _who(self) -> str:
         """Also names the collectors that have sent no rollout; asynchronous ones: no report."""
-        message = super()._who()
         awaited = self._synchronous and self._group is None
-        answered = set(self._heard)
-        if awaited:
-            answered = {task for request, task in set(self._sources) if request >= self._request}
+        rollouts = {task for request, task in set(self._sources) if request >= self._request}
+        message = super()._who()  # may read further reports
+        answered = rollouts if awaited else set(self._heard)
         missing = sorted(set(range(self._num_collectors)) - answered)
         if not missing:
             return message

@@ -2,14 +2,10 @@
 
 import fractions
 import inspect
-import numbers
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
-
-import numpy as np
-import tensorflow as tf
 
 from tfrl import checks, struct
 from tfrl.agents.core import Agent, algorithm_names
@@ -21,9 +17,7 @@ from tfrl.evolution.core import EvoOptimizer
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.replay import InGraphReplay, ReplayFactory, ReverbReplay, TableConfig
-from tfrl.storage.checkpoint_format import check_fits
 from tfrl.types import Nest
-from tfrl.workflows.run_state import RunMetrics, State
 
 
 def check_agent(agent: object) -> None:
@@ -448,113 +442,6 @@ def check_config(agent: object, learner_config: object) -> None:
             got=repr(learner_config),
             remedy="Leave it out, and set the learning rate in the agent's constructor.",
         )
-
-
-def first_nests(workflow: Any, result: Any) -> tuple[Nest, Nest]:
-    """Returns `agent_state` and `opt_state` that `setup_agent_and_optimizer` returned.
-
-    Args:
-      workflow: Has the hook.
-      result: What it returned.
-
-    Raises:
-      UserError: For anything but two nests.
-    """
-    if isinstance(result, tuple | list) and len(result) == 2:
-        return result[0], result[1]
-    raise UserError(
-        f"what {type(workflow).__name__}.setup_agent_and_optimizer returns",
-        expected="agent_state and opt_state, two nests of tensors",
-        got=_described(result),
-        remedy="Return {} in place of a state that the workflow does not have.",
-    )
-
-
-def first_values(name: str, nest: Nest) -> Nest:
-    """Returns a part of a fresh state with tensors in place of numbers and arrays.
-
-    Raises:
-      UserError: For a leaf without a value.
-    """
-
-    def tensor(x: Any) -> Any:
-        return x if tf.is_tensor(x) or isinstance(x, tf.Variable) else tf.convert_to_tensor(x)
-
-    try:
-        return None if nest is None else tf.nest.map_structure(tensor, nest)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"a leaf of {name} in a fresh state",
-            expected="a number, an array, a tensor or a variable",
-            got=str(error).splitlines()[0],
-            remedy="Leave out what has no value.",
-        ) from error
-
-
-def first_metrics(workflow: Any) -> RunMetrics:
-    """Returns the result of a workflow's `setup_workflow_metrics`; checks its class."""
-    return checks.instance(
-        f"what {type(workflow).__name__}.setup_workflow_metrics returns",
-        workflow.setup_workflow_metrics(),
-        RunMetrics,
-        "RunMetrics",
-        remedy="Return super().setup_workflow_metrics(), with other values by `replace`.",
-    )
-
-
-def check_iterated(before: State, result: Any) -> tuple[dict[str, Any], State]:
-    """Returns the metrics and the state that `iterate` returned.
-
-    Args:
-      before: The state before the iteration.
-      result: What it returned.
-
-    Raises:
-      UserError: For anything but scalar metrics and a state of the same structure.
-    """
-    thing = "what `iterate` returns"
-    pair = isinstance(result, tuple | list) and len(result) == 2
-    if not (pair and isinstance(result[0], Mapping) and isinstance(result[1], State)):
-        raise UserError(
-            thing,
-            expected="the metrics, a dict of scalars, and the state",
-            got=_described(result),
-            remedy="Return metrics, state.replace(...).",
-        )
-    metrics, after = result
-    for name, x in metrics.items():
-        number = tf.is_tensor(x) or isinstance(x, numbers.Number | np.ndarray | tf.Variable)
-        if not number or tf.TensorShape(np.shape(x) if not hasattr(x, "shape") else x.shape).rank:
-            raise UserError(
-                f"the metric {name!r} of {thing}",
-                expected="a scalar",
-                got=_described(x),
-                remedy="Return its mean, or another scalar.",
-            )
-    check_fits(
-        f"the state of {thing}",
-        _of_a_replica(before),
-        _of_a_replica(after),
-        expected="the leaves of the state before the iteration, in their shapes and dtypes",
-        remedy="Make all leaves in setup; an iteration only changes their values.",
-    )
-    return dict(metrics), after
-
-
-def _of_a_replica(state: State) -> dict[str, Any]:
-    """Returns the leaves of a state by path; of several replicas' values the first."""
-    return {
-        path: x.values[0] if isinstance(x, tf.distribute.DistributedValues) else x
-        for path, x in struct.paths(state).items()
-    }
-
-
-def _described(x: Any) -> str:
-    if isinstance(x, tuple | list):
-        return f"{type(x).__name__} of {', '.join(type(item).__name__ for item in x)}"
-    if hasattr(x, "shape"):
-        return f"{type(x).__name__} of shape {tuple(x.shape)}"
-    return type(x).__name__
 
 
 def check_on_policy(agent: object) -> None:

@@ -26,7 +26,8 @@ from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import class_settings, logic_key, traces_of
-from tfrl.workflows.checks import check_newest, first_metrics, first_nests, first_values
+from tfrl.workflows.checks import check_newest
+from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics, State
@@ -123,8 +124,8 @@ class Workflow(abc.ABC):
         state = State(
             key=keys["run"],
             metrics=first_metrics(self),
-            agent_state=first_values("agent_state", agent_state),
-            opt_state=first_values("opt_state", opt_state),
+            agent_state=with_tensors("agent_state", agent_state),
+            opt_state=with_tensors("opt_state", opt_state),
             env_state=self.setup_env_state(keys["environment"]),
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )

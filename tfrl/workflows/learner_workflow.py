@@ -50,12 +50,11 @@ from tfrl.workflows.checks import (
     check_fit,
     check_resets,
     check_whole,
-    first_metrics,
-    first_nests,
     make_agent,
 )
 from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.learner_rows import checked_rows, in_one_row
 from tfrl.workflows.rollout_result import (
@@ -689,7 +688,7 @@ class LearnerWorkflow(Workflow):
             self._check_played(state)
             played = [] if self.rollout_source.in_python else ["env_state", "carry"]
             names = ["key", "metrics", *played]
-            state = state.replace(**{n: _as_tensors(getattr(state, n)) for n in names})
+            state = state.replace(**{n: with_tensors(n, getattr(state, n)) for n in names})
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
             learner,
@@ -787,13 +786,7 @@ class LearnerWorkflow(Workflow):
         """Plays greedy episodes, divided among the replicas."""
         if self._runner_of(state) is not None:
             state = self.ready(state)  # a consumed state is an error
-        check_fits(
-            "agent_state of the state",
-            struct.paths(self.learner.module_states),
-            struct.paths(self.learner_state(state).agent_state),
-            expected="the structure and shapes of this workflow's agent",
-            remedy="Start from a state that this workflow's `setup` returns.",
-        )
+        self.learner.check_agent_state(self.learner_state(state).agent_state)
         n, replicas = num_episodes or self.eval_episodes, self.replicas
         known, mode = self._evaluators, self.evaluation_mode
         alone = not replicas.several or isinstance(self.eval_env, HostEnv)
@@ -959,15 +952,6 @@ class LearnerWorkflow(Workflow):
         load_learner(self, state, values)
         self._note_iterations(state)
         return state
-
-
-def _as_tensors(nest: Nest) -> Nest:
-    """Returns a nest with tensors in place of arrays; variables stay."""
-
-    def one(x: Any) -> Any:
-        return tf.convert_to_tensor(x) if isinstance(x, np.ndarray | np.generic) else x
-
-    return tf.nest.map_structure(one, nest)
 
 
 def _filled(what: str, nest: Nest, values: Nest) -> Nest:

@@ -75,7 +75,8 @@ class RunOptions(struct.Struct):
         checks.number("target_return", self.target_return, optional=True)
         if self.root_dir is not None:
             checks.path("root_dir", self.root_dir)
-        checks.strings("recorders", self.recorders)
+        remedy = "Pass them in a tuple: ('console', 'csv')."
+        checks.strings("recorders", self.recorders, remedy=remedy)
         unknown = [r for r in self.recorders if r not in RECORDERS]
         if unknown:
             raise UserError(

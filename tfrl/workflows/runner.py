@@ -21,7 +21,7 @@ from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
 from tfrl.traces import Traces, specs_of
 from tfrl.types import Nest
 from tfrl.workflows import stages
-from tfrl.workflows.checks import check_iterated
+from tfrl.workflows.hook_results import check_iterated
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
