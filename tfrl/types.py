@@ -168,6 +168,18 @@ class ActingAgent(ComputesActions, EvaluatesActions, Protocol):
         """The nest of specs of one action."""
 
 
+class ReplayAgent(ActingAgent, Protocol):
+    """An agent that learns from replayed items of up to `n_step` steps."""
+
+    @property
+    def n_step(self) -> int:
+        """Steps of an item."""
+
+    @property
+    def discount(self) -> float:
+        """The discount factor of an item's summed rewards."""
+
+
 @struct.dataclass
 class AgentState(struct.Struct):
     """The changing part of an agent; leaves are tensors or tf.Variables.

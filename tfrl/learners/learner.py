@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import tensorflow as tf
 from typing_extensions import Self
 
-from tfrl import checks, seeding, struct
+from tfrl import checks, seeding, struct, tf_private
 from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_separately
@@ -220,6 +220,7 @@ class Learner:
         """
         if self.is_built:
             return
+        tf_private.shrink_tensor_leak()
         key = seeding.as_key(key)
         with self.replicas.scope():
             for name in COUNTERS:

@@ -22,6 +22,7 @@ from tfrl.replay.reverb.cancellable_call import ServerSilentError, leave_behind,
 from tfrl.replay.reverb.connection import Connection
 from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.sharded import AnyReverbBuffer
 from tfrl.roles import parameters
 from tfrl.roles.tables import (
     EPISODES,
@@ -379,7 +380,7 @@ class ReplayCollectors(RemoteCollectors):
             server.on_wait = self._end_if_asked
         self._table, self._block_size = replay.table().name, replay.block
         self._normalizes = normalizes(workflow)
-        self._buffer: Any = None
+        self._buffer: AnyReverbBuffer | None = None
         self._none: Nest = None  # statistics of zero observations
         self._means = (0.0, 0.0)  # of the last episodes: length and return
         self._looked = -np.inf
@@ -394,7 +395,8 @@ class ReplayCollectors(RemoteCollectors):
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and takes the counters of the run."""
-        buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
+        workflow = cast(OffPolicyWorkflow, self._workflow)
+        buffer = cast(AnyReverbBuffer, workflow.replay_buffer(state))
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
         buffer.connection.on_wait = self._end_if_asked

@@ -17,7 +17,7 @@ from tfrl.evolution.core import EvoOptimizer
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.replay import InGraphReplay, ReplayFactory, ReverbReplay, TableConfig
-from tfrl.types import Nest
+from tfrl.types import Nest, ReplayAgent
 
 
 def check_agent(agent: object) -> None:
@@ -178,7 +178,7 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
         )
 
 
-def check_replay(replay: ReplayFactory, agent: Any, num_envs: int) -> None:
+def check_replay(replay: ReplayFactory, agent: ReplayAgent, num_envs: int) -> None:
     """Raises a UserError unless a buffer's items fit an agent.
 
     Args:

@@ -34,9 +34,9 @@ from tfrl.learners import (
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import mean_of_steps
-from tfrl.replay import InGraphReplay
+from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.rollout.episode import episode_totals
-from tfrl.types import EvaluatesActions, Nest, Trajectory
+from tfrl.types import EvaluatesActions, Nest, ReplayAgent, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
@@ -254,7 +254,7 @@ class ERLWorkflow(Workflow):
         checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
 
     def _make_replay(self, replay: Any) -> InGraphReplay:
-        agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
+        agent = cast(ReplayAgent, self.agent)
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = make_replay(
                 "replay",
@@ -571,7 +571,7 @@ class ERLWorkflow(Workflow):
 
         return take
 
-    def _sample(self, buffer: Any, key: tf.Tensor) -> Nest:
+    def _sample(self, buffer: ReplayBuffer, key: tf.Tensor) -> Nest:
         return buffer.sample(key, self.batch_size).replace(index=None)
 
     def update(

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,8 +13,11 @@ from tfrl.storage.checkpoint_format import check_fits
 from tfrl.types import Nest
 from tfrl.workflows.run_state import RunMetrics, State
 
+if TYPE_CHECKING:
+    from tfrl.workflows.core import Workflow
 
-def first_nests(workflow: Any, result: Any) -> tuple[Nest, Nest]:
+
+def first_nests(workflow: "Workflow", result: Any) -> tuple[Nest, Nest]:
     """Returns `agent_state` and `opt_state` that `setup_agent_and_optimizer` returned.
 
     Args:
@@ -55,7 +58,7 @@ def with_tensors(name: str, nest: Nest) -> Nest:
         ) from error
 
 
-def first_metrics(workflow: Any) -> RunMetrics:
+def first_metrics(workflow: "Workflow") -> RunMetrics:
     """Returns the result of a workflow's `setup_workflow_metrics`; checks its class."""
     return checks.instance(
         f"what {type(workflow).__name__}.setup_workflow_metrics returns",

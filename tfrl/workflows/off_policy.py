@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer, ReplayFactory, ReverbReplay
 from tfrl.replay.tensor_variable import as_leaves, as_variables
-from tfrl.types import ActionFn, Nest, Trajectory
+from tfrl.types import ActionFn, Nest, ReplayAgent, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import Trials
 from tfrl.workflows.checks import (
@@ -51,6 +51,9 @@ from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.run_state import RunMetrics, State, keys_of
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.sharded import AnyReverbBuffer
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
@@ -206,7 +209,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def _make_replay(self, replay: Any, name: str) -> ReplayFactory:
         """Returns the replay factory of the argument called `name`."""
         env = self.env
-        agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
+        agent = cast(ReplayAgent, self.agent)
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
             kind = ReverbReplay if on_host(env) else InGraphReplay
@@ -387,7 +390,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 remedy="Use replay_buffer=InGraphReplay.",
             )
         with self.replicas.scope():
-            experience = ReverbExperience(self, self.setup_replay())
+            buffer = cast("AnyReverbBuffer", self.setup_replay())
+            experience = ReverbExperience(self, buffer)
         # The server ends with the last reference to its run.
         weakref.finalize(experience, experience.buffer.close).atexit = False
         iterations = int(state.metrics.iterations)

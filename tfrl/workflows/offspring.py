@@ -1,12 +1,12 @@
 """Policy gradient steps of a population's members by shared critics, as in CEM-RL."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.off_policy.agent import polyak_update
+from tfrl.agents.off_policy.agent import OffPolicy, polyak_update
 from tfrl.learners import Learner
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import mean_of_steps
@@ -23,7 +23,7 @@ class OneUpdate:
     The target networks of its groups move after each step; others stay.
     """
 
-    def __init__(self, agent: Any, name: str):
+    def __init__(self, agent: OffPolicy, name: str):
         """Takes the agent and the name of the update."""
         self._agent = agent
         (self._update,) = (u for u in agent.updates if u.name == name)
@@ -61,7 +61,7 @@ def with_one_update(learner: Learner, module_id: str, name: str) -> Learner:
       name: The name of the update: "critic" or "actor".
     """
     one = learner.over(learner.learner_state)
-    module: Any = OneUpdate(learner.modules[module_id], name)
+    module: Any = OneUpdate(cast(OffPolicy, learner.modules[module_id]), name)
     one.modules = {module_id: module}
     return one
 

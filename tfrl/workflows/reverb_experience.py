@@ -25,6 +25,7 @@ from tfrl.workflows.experience import of_all_processes
 from tfrl.workflows.stages import Stages
 
 if TYPE_CHECKING:
+    from tfrl.replay.reverb.sharded import AnyReverbBuffer
     from tfrl.workflows.off_policy import OffPolicyWorkflow
     from tfrl.workflows.run_state import State
 
@@ -48,7 +49,7 @@ class ReverbExperience:
       buffer: The buffer.
     """
 
-    def __init__(self, workflow: OffPolicyWorkflow, buffer: Any):
+    def __init__(self, workflow: OffPolicyWorkflow, buffer: AnyReverbBuffer):
         """Takes the buffer of a run."""
         self._workflow, self.buffer, self.replicas = workflow, buffer, workflow.replicas
         self._replay = on_reverb(workflow.replay)

@@ -98,7 +98,7 @@ class TFAgentModule(Agent):
         return float(gamma)
 
     def _checked_steps(self) -> int:
-        agent: Any = self.logic.agent
+        agent = self.logic.agent
         length = agent.train_sequence_length
         own = getattr(agent, "_n_step_update", 1 if length is None else length - 1)
         if self.steps is None:
@@ -248,7 +248,7 @@ class TFAgentModule(Agent):
     @property
     def tells_td_errors(self) -> bool:
         """Whether prioritised replay works: only DQN reports TD errors and takes weights."""
-        agent: Any = self.logic.agent
+        agent = self.logic.agent
         return isinstance(agent, DqnAgent) and not isinstance(agent, CategoricalDqnAgent)
 
     def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
@@ -257,7 +257,7 @@ class TFAgentModule(Agent):
         Raises:
           UserError: For an agent other than DQN, which does not report them.
         """
-        agent: Any = self.logic.agent
+        agent = self.logic.agent
         if not self.tells_td_errors:
             raise UserError(
                 "prioritized replay",

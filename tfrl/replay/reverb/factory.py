@@ -1,11 +1,14 @@
 """Factories of replay buffers on Reverb, and the configuration of their tables."""
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.replay.core import check_items, check_specs
 from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.sharded import AnyReverbBuffer
 
 KINDS = ("uniform", "prioritized", "fifo", "lifo")
 # Kinds that return each item once; a full table stops the writers.
@@ -365,7 +368,7 @@ class ReverbReplay(struct.Struct):
 
         return make_tables(self)
 
-    def init(self, batch_size: int | None = None) -> Any:
+    def init(self, batch_size: int | None = None) -> "AnyReverbBuffer":
         """Connects to the servers, or starts one in this process.
 
         Args:

@@ -236,6 +236,10 @@ def _joined(*parts: Any) -> Any:
     return tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *parts)
 
 
+# What `ReverbReplay.init` returns.
+AnyReverbBuffer = ReverbBuffer | ShardedBuffer
+
+
 class Connections:
     """The connections to several servers, used as one; see `Connection`."""
 
