@@ -58,9 +58,8 @@ class Traces:
         traced = self.functions.get(name)
         if traced is None:
             traced = TracedFunction(make(), args, variables)
-            if not traced.is_shareable:
-                return traced.bound(variables)
-            self.functions[name] = traced
+            if traced.is_shareable:
+                self.functions[name] = traced
         return traced.bound(variables)
 
 
@@ -98,8 +97,9 @@ class TracedFunction:
         # Other captures may belong to the state too: a constant from a seed, a table.
         self.is_shareable = None not in self._places
         if self.is_shareable:
-            for variable, handle in _owners(variables, set(self._places)):
-                _empty_with(variable, handle)
+            for path, variable in variables.items():
+                if path in self._places:
+                    _empty_with(variable, variable.handle)
             self._captured = []
 
     def bound(self, variables: Variables) -> "BoundFunction":
@@ -149,10 +149,6 @@ def _handles(variables: Variables) -> dict[str, Any]:
         else:
             handles.update({f"{path}@{i}": v.handle for i, v in enumerate(several)})
     return handles
-
-
-def _owners(variables: Variables, places: set[Any]) -> list[tuple[Any, Any]]:
-    return [(v, v.handle) for path, v in variables.items() if path in places]
 
 
 def _empty_with(variable: Any, handle: Any) -> None:

@@ -120,13 +120,12 @@ def test_names_do_not_mix_up_parameters(make):
 def test_a_fixed_rate_changed_by_hand_stays_changed(make):
     entry = OptimizerEntry(make(), [variable("w")], 0.5)
     assert entry.learning_rate.numpy() == 0.5
+    assert entry.schedule is None  # nothing would change it back
     entry.learning_rate.assign(0.125)
-    entry.set_learning_rate(tf.constant(10, tf.int64))
-    assert entry.learning_rate.numpy() == 0.125
     other = OptimizerEntry(make(), [variable("w")], 0.5)
     for name, v in other.variables().items():
         v.assign(entry.variables()[name])
-    other.set_learning_rate(tf.constant(10, tf.int64))
+    assert other.schedule is None
     assert other.learning_rate.numpy() == 0.125
 
 
@@ -139,7 +138,7 @@ def test_a_schedule_follows_env_steps_without_a_new_trace(rate):
 
     @tf.function
     def follow(steps):
-        entry.set_learning_rate(steps)
+        entry.learning_rate.assign(entry.schedule(steps))
 
     for steps, expected in [(25, 0.75), (50, 0.5), (1000, 0.0)]:
         follow(tf.constant(steps, tf.int64))
@@ -315,8 +314,7 @@ def test_a_copy_has_its_own_variables_and_the_schedule():
     other = found.copy({w.ref(): mirror}).entry("a", "net")
     assert other.params == (mirror,)
     assert other.optimizer.weight_decay == 0.02
-    other.set_learning_rate(tf.constant(5, tf.int64))
-    np.testing.assert_allclose(other.learning_rate, 0.05)
+    np.testing.assert_allclose(other.schedule(tf.constant(5, tf.int64)), 0.05)
     np.testing.assert_allclose(found.entry("a").learning_rate, 0.1)
     assert sorted(other.variables()) == sorted(found.entry("a").variables())
 
@@ -337,7 +335,7 @@ for make in (lambda: K.SGD(0.5), lambda: K.legacy.SGD(0.5), K.AdamW, K.legacy.Ad
 
     @tf.function
     def step(entry_, w_, steps):
-        entry_.set_learning_rate(steps)
+        entry_.learning_rate.assign(entry_.schedule(steps))
         def replica():
             entry_.apply([tf.constant([1.0, -1.0])], [w_])
         strategy.run(replica) if entry_ is entry else replica()

@@ -11,6 +11,7 @@ from tfrl.agents import PPO, MultiAgent
 from tfrl.distribute import check_compilable
 from tfrl.envs.wrappers import RewardNormalize
 from tfrl.learners import ModuleConfig
+from tfrl.learning import leaves
 from tfrl.workflows import OnPolicyWorkflow
 
 CASES = {
@@ -61,15 +62,26 @@ def workflow(name):
     return OnPolicyWorkflow(env=env, agent=agent, compile=modes, **settings)
 
 
+def loop_of(flow, state):
+    """Returns the loop over iterations, as a runner calls it for XLA, and arguments."""
+    flow.compile_choices(state)
+    runner = flow.runner(state)
+    runner.modes["loop"] = "xla"  # a graph loop has clocks
+    run_stages = runner.settled(state)
+    state = flow.begin_call(state)
+
+    def run(carried, iterations, limit):
+        with run_stages.in_use():
+            return runner.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
+
+    return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.variants(2)
 def test_an_iteration_of_a_workflow_is_one_program(name):
     flow = workflow(name)
-    state = flow.setup(0)
-    # A graph loop has clocks; an XLA program has none.
-    flow.compile_choices(state)
-    flow.runner(state).modes["loop"] = "xla"
-    fn, args = flow.replica_function(state)
+    fn, args = loop_of(flow, flow.setup(0))
     assert check_compilable(fn, *args) == []
 
 
@@ -92,8 +104,5 @@ def test_what_does_not_compile_is_found():
             return {"positive": tf.reduce_mean(rows)}
 
     flow.__class__ = Loose
-    state = flow.setup(0)
-    flow.compile_choices(state)
-    flow.runner(state).modes["loop"] = "xla"
-    fn, args = flow.replica_function(state)
+    fn, args = loop_of(flow, flow.setup(0))
     assert any("Where" in str(problem) for problem in check_compilable(fn, *args))

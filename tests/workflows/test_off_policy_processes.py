@@ -31,7 +31,8 @@ PROGRAM = """
 
     folder, address, *names = sys.argv[1:]
     place = strategy.cluster_resolver.task_id
-    REVERB = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
+    # Items of one transition: a block would wait for 16.
+    REVERB = functools.partial(ReverbReplay, capacity=400, timeout=20.0, block_size=1)
     ORDERED = functools.partial(REVERB, kind="prioritized")
     M2 = "learner/modules/default_policy/normalizer/m2"
     found = {}

@@ -162,11 +162,11 @@ class MirroredTest(parameterized.TestCase):
     def test_a_thousand_iterations_trace_once(self):
         flow = workflow(mirrored())
         state = flow.advance(flow.setup(0), 5).state
-        loops = dict(flow.runner(state)._loops)
+        loops = dict(flow.runner(state)._bound)
         self.assertLen(loops, 1)
         for _ in range(3):
             state = flow.advance(state, 5).state
-        self.assertEqual(flow.runner(state)._loops, loops)
+        self.assertEqual(flow.runner(state)._bound, loops)
 
 
 class StatisticsTest(parameterized.TestCase):

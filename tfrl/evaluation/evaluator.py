@@ -26,7 +26,8 @@ from tfrl.rollout.episode import (
     eval_rollout_episode,
     fast_eval_rollout_episode,
 )
-from tfrl.rollout.step import acting, check_autoreset, scan
+from tfrl.rollout.scan import scan
+from tfrl.rollout.step import acting, check_autoreset
 from tfrl.traces import logic_key, traces_of
 from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
 

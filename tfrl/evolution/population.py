@@ -13,7 +13,7 @@ from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.rollout import eval_rollout_episode, fast_eval_rollout_episode
 from tfrl.rollout.episode import EpisodeTotals, episode_limit, episode_totals
-from tfrl.rollout.step import scan
+from tfrl.rollout.scan import scan
 from tfrl.traces import logic_key, traces_of
 from tfrl.types import ActionOutput, EnvState, EvaluatesActions, Nest
 

@@ -6,7 +6,7 @@ update: for each minibatch, for each position in the modules' lists of updates, 
 RLlib's Learner, https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md lists
 the differences.
 
-The class has the learner's content and hooks. Functions implement an update: `planning` splits
+The class has the learner's content and hooks. Functions implement an update: `planning` plans the
 minibatches, `update` loops over them, `train_step` is one gradient step.
 """
 
@@ -28,7 +28,7 @@ from tfrl.learners import learner_state, planning, registration, state_changes, 
 from tfrl.learners.episode_updates import batches_of, observe_episodes
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
-from tfrl.learners.minibatches import REMAINDERS, Remainder
+from tfrl.learners.minibatches import REMAINDERS, MinibatchIndices, Remainder
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import (
     LearnerModule,
@@ -57,7 +57,7 @@ from tfrl.learners.parameters import (
 )
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
-from tfrl.learners.update import MinibatchIndices, begin_update, end_update, train
+from tfrl.learners.update import begin_update, end_update, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
 from tfrl.storage.checkpoint_format import check_fits
@@ -431,8 +431,7 @@ class Learner:
         self._check_built("filter_param_dict_for_optimizer")
         for _, _, entry in self.optimizer_entries():
             if entry.optimizer is optimizer:
-                refs = [p.ref() for p in entry.params]
-                return {ref: param_dict[ref] for ref in refs if ref in param_dict}
+                return entry.own(param_dict)
         raise UserError(
             "filter_param_dict_for_optimizer",
             expected="a registered optimizer",
@@ -587,8 +586,9 @@ class Learner:
         processed = dict(gradients_dict)
         entries = self.optimizer_entries()
         for owner in dict.fromkeys(owner for owner, _, _ in entries):
-            refs = [p.ref() for o, _, e in entries if o == owner for p in e.params]
-            own = {ref: gradients_dict[ref] for ref in refs if ref in gradients_dict}
+            own: ParamDict = {}
+            for entry in (e for o, _, e in entries if o == owner):
+                own.update(entry.own(gradients_dict))
             if own:
                 processed.update(
                     self.postprocess_gradients_for_module(
@@ -601,11 +601,10 @@ class Learner:
         self, module_id: str, config: ModuleConfig, gradients_dict: ParamDict
     ) -> ParamDict:
         """Returns a module's gradients, by default clipped per optimizer."""
-        processed = dict(gradients_dict)
+        processed, clip = dict(gradients_dict), self.clip_function()
         for _, entry in self.optimizers.of_module(module_id):
             own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
             if own:
-                clip = self.clip_function()
                 clip(own, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by)
                 processed.update(own)
         return processed
@@ -642,9 +641,8 @@ class Learner:
         or stopped), it is called separately for each of the others; the trace has both branches.
         """
         for _, _, entry in self.optimizer_entries():
-            params = [p for p in entry.params if p.ref() in gradients_dict]
-            if params:
-                entry.apply([gradients_dict[p.ref()] for p in params], params)
+            if own := entry.own(gradients_dict):
+                entry.apply(list(own.values()), [p for p in entry.params if p.ref() in own])
 
     def count_valid_rows(self, module_id: str, batch: Nest) -> tf.Tensor:
         """Returns the number of valid rows of a replica's minibatch; a float32 scalar.

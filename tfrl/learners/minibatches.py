@@ -20,6 +20,23 @@ _COUNTS = {
 }
 
 
+@struct.dataclass
+class MinibatchIndices(struct.Struct):
+    """The split of batches into minibatches.
+
+    Attributes:
+      indices: `{module_id: int32 [steps, size]}`, row indices on each replica; -1 for padding.
+      steps: Number of steps, an int or an int32 scalar.
+      padded: Whether a module's indices contain -1.
+      full_batch: Whether every step of a module uses the whole batch in order.
+    """
+
+    indices: dict[str, tf.Tensor]
+    steps: Any
+    padded: dict[str, bool] = struct.field(static=True)
+    full_batch: dict[str, bool] = struct.field(static=True)
+
+
 @struct.logic_dataclass
 class MinibatchPlan(struct.Struct):
     """The split of a batch's rows.

@@ -190,11 +190,6 @@ class OptimizerEntry:
         """The variable that holds the rate of the next step."""
         return self._bound.learning_rate
 
-    def set_learning_rate(self, timesteps: tf.Tensor) -> None:
-        """Assigns the schedule's value at `timesteps` (env steps, int64 scalar), if it has one."""
-        if self.schedule is not None:
-            self.learning_rate.assign(self.schedule(timesteps))
-
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with unmodified gradients, without a sum over replicas.
 
@@ -265,6 +260,11 @@ class OptimizerEntry:
     def variables(self) -> dict[str, tf.Variable]:
         """Returns the optimizer's own variables: "iterations", "learning_rate", "m/<parameter>"."""
         return {**self.own_variables(), **{path: s.variable for path, s in self.slots().items()}}
+
+    def own(self, gradients: Mapping[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
+        """Returns the gradients of `params`, of a dict `{param ref: gradient}`."""
+        refs = (p.ref() for p in self._params)
+        return {ref: gradients[ref] for ref in refs if ref in gradients}
 
     def own_variables(self) -> dict[str, tf.Variable]:
         """Returns the `variables` that are not slots."""

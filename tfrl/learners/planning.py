@@ -19,13 +19,13 @@ from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
 from tfrl.learners.metric_keys import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from tfrl.learners.minibatches import (
+    MinibatchIndices,
     MultiPlan,
     Remainder,
     minibatch_indices,
     plan_minibatches,
     whole_number,
 )
-from tfrl.learners.update import MinibatchIndices
 from tfrl.types import Nest
 
 if TYPE_CHECKING:

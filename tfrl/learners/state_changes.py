@@ -107,13 +107,14 @@ def stepped(learner: Learner, state: LearnerState, gradients_dict: ParamDict) ->
     }
     after: ParamDict = {}
     for module_id, name, entry in learner.optimizer_entries():
-        params = [p for p in entry.params if p.ref() in gradients_dict]
-        if not params:
+        own = entry.own(gradients_dict)
+        if not own:
             continue
+        params = [p for p in entry.params if p.ref() in own]
         values_after, slots = entry.stepped(
-            [gradients_dict[p.ref()] for p in params],
+            list(own.values()),
             params,
-            [values[p.ref()] for p in params],
+            [values[ref] for ref in own],
             state.opt_state[module_id][name],
         )
         after.update({p.ref(): x for p, x in zip(params, values_after, strict=True)})

@@ -145,10 +145,7 @@ def train_step(
     learner = learner.for_state(state)
     batch = by_module(batch, list(learner.modules))
     step = _TrainStep(learner, list(batch), jit=jit)
-
-    def prepare(batch: dict[str, Nest], key: tf.Tensor) -> Minibatch:
-        return step.prepare(state, batch, key)
-
+    prepare = functools.partial(step.prepare, state)
     minibatch = learner.replicas.run(prepare, dict(batch), key)
     state, metrics = step(state, minibatch, stopped or none_stopped(learner, batch))
     if learner.check_numerics != "off":
@@ -183,7 +180,7 @@ class _TrainStep:
         self.logged: traced_metrics.Table = {}
         self._compiled_by_position: dict[int, Callable[..., Any]] = {}
 
-    def positions(self) -> list[dict[str, Update | ExternalUpdate]]:
+    def _positions(self) -> list[dict[str, Update | ExternalUpdate]]:
         """Returns the updates that run together: the first of each module, the second, ..."""
         longest = max(len(m.updates) for m in self._modules.values())
         return [
@@ -213,7 +210,7 @@ class _TrainStep:
             if due is not None:
                 computed[m].update({prefix + n: due for n in row})
 
-        for k, positioned in enumerate(self.positions()):
+        for k, positioned in enumerate(self._positions()):
             external, updates = partition(positioned)
             for m, update in external.items():
                 row, finite_m = self._external_step(state, k, m, update, minibatch)
@@ -552,8 +549,7 @@ class _TrainStep:
         """The gradients of each optimizer that has some, by (owner, optimizer name)."""
         owned = []
         for owner, name, entry in self._learner.optimizer_entries():
-            own = {p.ref(): named[p.ref()] for p in entry.params if p.ref() in named}
-            if own:
+            if own := entry.own(named):
                 owned.append(((owner, name), own))
         return owned
 

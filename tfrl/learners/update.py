@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import traced_metrics
 from tfrl.learners.learner_state import LearnerState
+from tfrl.learners.minibatches import MinibatchIndices
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.reports import Results
 from tfrl.learners.state_changes import after_update, before_update, changed, with_rates
@@ -27,27 +28,10 @@ if TYPE_CHECKING:
 
 # The loop carries metrics as one vector per module, whose length must be known before the losses
 # are first traced.
-METRIC_SLOTS = 64
+_METRIC_SLOTS = 64
 Sums = dict[str, tf.Tensor]
 # After a module's metrics: whether it took the step, and whether it skipped it.
-_LAST = 2
-
-
-@struct.dataclass
-class MinibatchIndices(struct.Struct):
-    """The split of batches into minibatches.
-
-    Attributes:
-      indices: `{module_id: int32 [steps, size]}`, row indices on each replica; -1 for padding.
-      steps: Number of steps, an int or an int32 scalar.
-      padded: Whether a module's indices contain -1.
-      full_batch: Whether every step of a module uses the whole batch in order.
-    """
-
-    indices: dict[str, tf.Tensor]
-    steps: Any
-    padded: dict[str, bool] = struct.field(static=True)
-    full_batch: dict[str, bool] = struct.field(static=True)
+_FLAG_SLOTS = 2
 
 
 def train(
@@ -215,7 +199,7 @@ def run_minibatches(
     # Per module: sums of the finite values of its metrics, the number of steps in which each was
     # finite and, if some updates wait, in which it was computed. One tensor, since every loop
     # variable costs graph operations in every step.
-    zeros = tf.zeros([3 if delayed else 2, METRIC_SLOTS + _LAST])
+    zeros = tf.zeros([3 if delayed else 2, _METRIC_SLOTS + _FLAG_SLOTS])
     sums = dict.fromkeys(batches, zeros)
     names: dict[str, list[str]] = {}
     logged: traced_metrics.Table = {}
@@ -298,14 +282,14 @@ def _lines(
         computed = tf.stack([*ran, 1.0, 1.0])
         lines = [values, counted * computed, computed]
     added = tf.stack(lines) if isinstance(active, float) else tf.stack(lines) * active
-    return tf.pad(added, [[0, 0], [0, METRIC_SLOTS - len(row)]])
+    return tf.pad(added, [[0, 0], [0, _METRIC_SLOTS - len(row)]])
 
 
 def _check_number(row: Mapping[str, Any]) -> None:
-    if len(row) > METRIC_SLOTS:
+    if len(row) > _METRIC_SLOTS:
         raise UserError(
             "the metrics of a module's losses",
-            expected=f"at most {METRIC_SLOTS}",
+            expected=f"at most {_METRIC_SLOTS}",
             got=len(row),
             remedy="Report fewer metrics, or combine some.",
         )

@@ -9,6 +9,7 @@ from tfrl import checks
 from tfrl.envs.core import BatchedEnv
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.host import host_rollout
+from tfrl.rollout.scan import scan
 from tfrl.rollout.step import (
     SAME_STEP_MODES,
     Loop,
@@ -20,7 +21,6 @@ from tfrl.rollout.step import (
     env_of,
     extra_fields,
     is_step,
-    scan,
     successor,
     with_own_fields,
 )

@@ -10,6 +10,7 @@ from tfrl.envs.core import BatchedEnv
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.host import host_episode_totals, host_rollout
+from tfrl.rollout.scan import scan
 from tfrl.rollout.step import (
     StepFn,
     Stepper,
@@ -18,7 +19,6 @@ from tfrl.rollout.step import (
     env_of,
     extra_fields,
     is_step,
-    scan,
     successor,
     with_own_fields,
 )

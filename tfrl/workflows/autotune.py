@@ -33,15 +33,15 @@ class Trials:
       keep: Returns a function that restores the state that trials of the update change.
       choose_acting: For environments on the host: `choose_acting(asked)` returns the mode of the
         policy. None for other environments: the rollout is a compiled stage.
-      python_steps: Whether a graph calls Python to step the environments. Copies cannot be made of
+      steps_in_graph: Whether a graph calls Python to step the environments. There are no copies of
         these, so the rollout is not timed.
-      python_loop: Whether Python runs the loop over iterations.
+      loops_in_python: Whether Python runs the loop over iterations.
       several: Whether there are several replicas.
       several_workers: Whether there are several processes.
       prefers_fused: If True, the rollout uses XLA whenever the update does, whatever its own time:
         both then compile into one program, which is many times as fast for rollouts of a few steps.
       fuses_on_host: If True, everything after a rollout on the host uses XLA if the update does.
-      overlaps: Whether the rollout and the update of some phase run at the same time in a graph.
+      prefetches: Whether the rollout and the update of some phase run at the same time in a graph.
       steps_in_xla: Whether environments step in XLA in either mode. The whole rollout is then one
         XLA program if that is about as fast.
     """
@@ -52,19 +52,19 @@ class Trials:
     update_args: Callable[[], tuple[Any, ...]]
     keep: Callable[[], Callable[[], None]]
     choose_acting: Callable[[str], str] | None = None
-    python_steps: bool = False
-    python_loop: bool = False
+    steps_in_graph: bool = False
+    loops_in_python: bool = False
     several: bool = False
     several_workers: bool = False
     prefers_fused: bool = False
     fuses_on_host: bool = False
-    overlaps: bool = False
+    prefetches: bool = False
     steps_in_xla: bool = False
 
     @property
     def timed_apart(self) -> bool:
         """Whether the stages can be called and timed separately."""
-        return not self.several_workers and not (self.python_steps or self.choose_acting)
+        return not self.several_workers and not (self.steps_in_graph or self.choose_acting)
 
 
 class CompileModeTuner:
@@ -93,8 +93,8 @@ class CompileModeTuner:
             self._time_stages()
         if "loop" in modes:
             return
-        modes["loop"] = "eager" if trials.python_loop else self._choose_loop(asked["loop"])
-        lacks = trials.overlaps or not may_have_clocks(modes["loop"])
+        modes["loop"] = "eager" if trials.loops_in_python else self._choose_loop(asked["loop"])
+        lacks = trials.prefetches or not may_have_clocks(modes["loop"])
         if lacks and modes["loop"] != "eager" and trials.timed_apart:
             self._time_stages()
 
@@ -102,7 +102,7 @@ class CompileModeTuner:
         """Returns the mode of a stage that needs no timing; None for a stage to time."""
         if self._asked[stage.name] != "auto":
             return self._asked[stage.name]
-        if self._trials.python_steps:
+        if self._trials.steps_in_graph:
             return "graph"
         if not auto_needs_timing():
             return "xla"
@@ -135,12 +135,12 @@ class CompileModeTuner:
         elif trials.choose_acting is None:
             time_as_chosen(rollout, *trials.rollout_args())
         args = trials.update_args()
-        fuses = trials.prefers_fused and not trials.python_loop
+        fuses = trials.prefers_fused and not trials.loops_in_python
         if update.mode is None:
             wins = None
             if fuses:
                 wins = min(rollout.seconds.values(), default=0.0)
-            elif trials.python_loop and trials.fuses_on_host:
+            elif trials.loops_in_python and trials.fuses_on_host:
                 wins = _BEHIND_SECONDS
             mode = choose_by_time(update, *args, wins=wins, begin=reset)
             stages.set_mode("update", mode)
@@ -149,7 +149,7 @@ class CompileModeTuner:
         reset()
         if fuses and update.mode == "xla" and self._asked["rollout"] == "auto":
             stages.set_mode("rollout", "xla")
-        compared = compared and trials.overlaps and not trials.python_loop
+        compared = compared and trials.prefetches and not trials.loops_in_python
         if compared and update.mode == "graph" and rollout.mode == "xla":
             if rollout.seconds["graph"] < rollout.seconds["xla"] + _WAKE_SECONDS:
                 stages.set_mode("rollout", "graph")

@@ -173,7 +173,7 @@ class Workflow(abc.ABC):
 
         Args:
           state: Before it.
-          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
+          key: int32 [2], `state.iteration_key()` in a run.
 
         Returns:
           `{name: float32 scalar}`, and the state after it, with its counters
@@ -274,10 +274,6 @@ class Workflow(abc.ABC):
 
     def prefetch(self, state: State) -> State:
         """Returns the state that the first iteration of a call begins with; traced."""
-        return state
-
-    def drop_prefetched(self, state: State) -> State:
-        """Returns the state as a call leaves it; traced."""
         return state
 
     def times_stages(self, run_stages: Stages) -> bool:

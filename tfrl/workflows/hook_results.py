@@ -1,7 +1,7 @@
 """Checks of what a user's own code returns: `iterate`, and the hooks of a setup."""
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.types import Nest
-from tfrl.workflows.run_state import RunMetrics, State
+from tfrl.workflows.run_state import ROW_COUNTERS, RunMetrics, State
 
 if TYPE_CHECKING:
     from tfrl.workflows.core import Workflow
@@ -122,3 +122,21 @@ def _described(x: Any) -> str:
     if hasattr(x, "shape"):
         return f"{type(x).__name__} of shape {tuple(x.shape)}"
     return type(x).__name__
+
+
+def check_names(names: Sequence[str], metrics: Mapping[str, Any]) -> None:
+    """Raises a UserError for metrics named like counters, and for others than in the first row."""
+    if taken := sorted(set(ROW_COUNTERS).intersection(metrics)):
+        raise UserError(
+            "the metrics of an iteration",
+            expected="other names than those of the counters",
+            got=", ".join(taken),
+            remedy="Rename them; the counters are in each row.",
+        )
+    if names != sorted(metrics):
+        raise UserError(
+            "the metrics of an iteration",
+            expected=f"those of the first one, {', '.join(names)}",
+            got=", ".join(sorted(metrics)),
+            remedy="Return the same metrics each time; NaN is a metric without a value.",
+        )

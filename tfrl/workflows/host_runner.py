@@ -29,7 +29,7 @@ from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.fast_call import AsyncExecutor, JoinedOutputs, fast_call
 from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.rollout_sources import RolloutSource
-from tfrl.workflows.run_state import State, keys_of_iteration
+from tfrl.workflows.run_state import State, keys_of
 from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import Stages
 
@@ -436,8 +436,12 @@ def wait_for(result: tf.Tensor) -> None:
 def _keys_of(state: State, ahead: Any) -> list[tf.Tensor]:
     """Returns the keys of the rollout and of the update, `ahead` iterations from now."""
     args = state.key, state.metrics.iterations + ahead
-    return (_graph_of_keys if tf.executing_eagerly() else keys_of_iteration)(*args)
+    return (_graph_of_keys if tf.executing_eagerly() else _keys_of_iteration)(*args)
+
+
+def _keys_of_iteration(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
+    return keys_of(seeding.fold_in(key, iteration))
 
 
 # Python loops call a compiled function: eager operations take longer.
-_graph_of_keys = tf.function(keys_of_iteration, autograph=False)
+_graph_of_keys = tf.function(_keys_of_iteration, autograph=False)

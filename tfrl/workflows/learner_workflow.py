@@ -23,18 +23,11 @@ from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.replicated import evaluate_on_replicas
 from tfrl.evaluation.result import EvaluationResult
-from tfrl.learners import (
-    DEFAULT_MODULE_ID,
-    CheckNumerics,
-    Learner,
-    ModuleConfig,
-)
+from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
-from tfrl.metrics.accumulator import (
-    EPISODE_METRICS,
-)
+from tfrl.metrics.accumulator import EPISODE_METRICS
 from tfrl.rollout import rollout
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, logic_key, traces_of
@@ -102,8 +95,6 @@ class LearnerWorkflow(Workflow):
     collectors: Collectors | None = None
     # On the host: whether the update runs in the background of the next rollout.
     overlap = False
-    # Methods that the host's runner replaces by a rollout in Python and one compiled call.
-    _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
     env: Env
     agent: Agent
     evaluator: Evaluator
@@ -254,7 +245,7 @@ class LearnerWorkflow(Workflow):
             self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
         self._evaluators = {}
 
-    # The parts of an iteration; traced.
+    # The parts of an iteration, in its order; traced, except a rollout on the host.
 
     def play(
         self, state: State, key: tf.Tensor, action_fn: ActionFn | None = None
@@ -267,12 +258,8 @@ class LearnerWorkflow(Workflow):
           action_fn: Chooses the actions; the agent's `compute_actions` by default.
         """
         replicas, agent_state = self.replicas, state.agent_state
-        collect: Any = functools.partial(self.collect, action_fn=action_fn)
+        name, collect = self.rollout_stage(action_fn)
         if not isinstance(self.env, HostEnv):  # there only the policy is compiled
-            name = "rollout"
-            if action_fn is not None:
-                is_random = action_fn == getattr(self.agent, "random_actions", None)
-                name += "/random" if is_random else f"/{stages.name_of(action_fn)}"
             collect = stages.stage(name, collect, inline=self.prefetches)
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
@@ -286,6 +273,95 @@ class LearnerWorkflow(Workflow):
         out = replicas.run(own, state.env_state, state.carry, key)
         common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
+
+    def rollout_stage(
+        self, action_fn: ActionFn | None = None
+    ) -> tuple[str, Callable[..., RolloutResult]]:
+        """Returns the name and the function of the stage of a rollout."""
+        name = "rollout"
+        if action_fn is not None:
+            is_random = action_fn == getattr(self.agent, "random_actions", None)
+            name += "/random" if is_random else f"/{stages.name_of(action_fn)}"
+        return name, functools.partial(self.collect, action_fn=action_fn)
+
+    def collect(
+        self,
+        agent_state: Nest,
+        env_state: EnvState,
+        carry: Nest,
+        key: tf.Tensor,
+        action_fn: ActionFn | None = None,
+    ) -> RolloutResult:
+        """Rolls out and turns the trajectory into a batch; a pure function of values.
+
+        A strategy runs it on every replica, in `replica_env`, with the replica's own key.
+        """
+        trajectory, env_state, carry = self.collect_trajectory(
+            agent_state, env_state, carry, key, action_fn
+        )
+        return self.process_rollout(agent_state, trajectory).replace(
+            env_state=env_state, carry=carry
+        )
+
+    def collect_trajectory(
+        self,
+        agent_state: Nest,
+        env_state: EnvState,
+        carry: Nest,
+        key: tf.Tensor,
+        action_fn: ActionFn | None = None,
+    ) -> tuple[Trajectory, EnvState, Nest]:
+        """Plays `rollout_length` steps; environments on the host are stepped in NumPy.
+
+        The agent's `compute_actions` chooses the actions, unless `action_fn` is given.
+        """
+        return rollout(
+            self.replica_env,
+            self.agent,
+            env_state,
+            agent_state,
+            key,
+            self.rollout_length,
+            env_extra_fields=self.rollout_fields(env_state),
+            action_fn=action_fn,
+            carry=carry,
+            in_numpy=True,
+        )
+
+    def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
+        """The fields of `info` to store; agents that end together have no field `agents`."""
+        asked = getattr(self.agent, "env_extra_fields", ())
+        own = (name for name in asked if name != "agents" or name in env_state.info)
+        counted = (name for name in (OUTLIER,) if name in env_state.info)
+        fields = ("episode_return", "episode_length", *counted, *own, *self.env.info_fields)
+        return tuple(dict.fromkeys(fields))
+
+    def process_rollout(self, agent_state: Nest, trajectory: Trajectory) -> RolloutResult:
+        """Turns a trajectory into a batch, statistics and metrics; a pure function of values."""
+        of_episodes, episodes = episode_metrics(trajectory, self.env.info_fields)
+        if self.all_rows_valid:  # no mask needed
+            env_steps = tf.size(trajectory.valid, tf.int64)
+            trajectory = trajectory.replace(valid=None)
+        else:
+            env_steps = tf.math.count_nonzero(trajectory.valid)
+        batch, metrics = self.make_batch(agent_state, trajectory)
+        normalizer = self.normalizer(self.agent.update_normalizer(agent_state, trajectory))
+        nonfinite: dict[str, tf.Tensor] = {}
+        if normalizer is not None and self.check_numerics != "off":
+            normalizer, nonfinite = finite_statistics(self.normalizer(agent_state), normalizer)
+        outliers = outlier_metrics(self.agent, agent_state, trajectory)
+        return RolloutResult(
+            batch=batch,
+            normalizer=normalizer,
+            metrics={**metrics, **nonfinite, **outliers, **of_episodes},
+            counts={"env_steps": env_steps, "episodes": episodes},
+        )
+
+    @abc.abstractmethod
+    def make_batch(
+        self, agent_state: Nest, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 
     def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor
@@ -335,16 +411,39 @@ class LearnerWorkflow(Workflow):
         xla = functools.partial(update, jit=True) if self.replicas.several else None
         return stages.stage("update", update, xla)
 
+    @property
+    def update_options(self) -> dict[str, Any]:
+        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
+        return {}
+
+    def update(
+        self,
+        learner: Learner,
+        batch: Nest,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        jit: bool = False,
+    ) -> dict[str, tf.Tensor]:
+        """Trains on a batch; returns metrics, float32 scalars.
+
+        With several modules the names are `<module_id>/<name>`.
+        """
+        if not self.learns:
+            return {}
+        options = self.update_options
+        return in_one_row(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
+
     def finished(
         self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
     ) -> tuple[dict[str, tf.Tensor], State]:
         """Returns the metrics of an iteration, and the state with its rollout and counters."""
         counted = state.metrics.counted(
-            *(out.counts[name] for name in ("env_steps", "episodes")),
-            *(out.metrics[name] for name in EPISODE_METRICS),
+            env_steps=out.counts["env_steps"],
+            episodes=out.counts["episodes"],
+            **{name: out.metrics[name] for name in EPISODE_METRICS},
         )
         state = state.replace(metrics=counted, env_state=out.env_state, carry=out.carry)
-        if stages.current() is None and tf.executing_eagerly():  # a direct call of `iterate`
+        if stages.called_directly():
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         some = out.counts["episodes"] > 0  # no episode, no mean
@@ -353,10 +452,25 @@ class LearnerWorkflow(Workflow):
             episodes[name] = tf.where(some, out.metrics[name], np.nan)
         return {**out.metrics, **metrics, **episodes}, state
 
+    def _check_direct_call(self, state: State) -> None:
+        """Raises if the user calls `iterate` with a state that is not the newest."""
+        if stages.called_directly() and self._runner_of(state) is not None:
+            self.ready(state)
+
+    # The parts of a state.
+
     @property
     def has_modules(self) -> bool:
         """Whether the agent has several modules; then its state is `{module_id: AgentState}`."""
         return hasattr(self.agent, "modules")
+
+    def normalizer(self, agent_state: Nest) -> Nest:
+        """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
+        if self.has_modules:
+            statistics = {m: state.normalizer for m, state in agent_state.items()}
+            statistics = {m: x for m, x in statistics.items() if x is not None}
+            return statistics or None
+        return agent_state.normalizer
 
     def with_normalizer(self, state: State, normalizer: Nest) -> State:
         """Returns the state with new observation statistics; None keeps the old ones."""
@@ -371,12 +485,6 @@ class LearnerWorkflow(Workflow):
                 for m, own in state.agent_state.items()
             }
         return state.replace(agent_state=agent_state)
-
-    def _check_direct_call(self, state: State) -> None:
-        """Raises if the user calls `iterate` with a state that is not the newest."""
-        called = stages.current() is None and tf.executing_eagerly()
-        if called and self._runner_of(state) is not None:
-            self.ready(state)
 
     @property
     def learner(self) -> Learner:
@@ -414,122 +522,6 @@ class LearnerWorkflow(Workflow):
             opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
         metrics = state.metrics.replace(learner=learner_state.counters)
         return state.replace(agent_state=agent_state, opt_state=opt_state, metrics=metrics)
-
-    # Hooks of an iteration; traced, except a rollout on the host.
-
-    def normalizer(self, agent_state: Nest) -> Nest:
-        """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
-        if self.has_modules:
-            statistics = {m: state.normalizer for m, state in agent_state.items()}
-            statistics = {m: x for m, x in statistics.items() if x is not None}
-            return statistics or None
-        return agent_state.normalizer
-
-    def collect(
-        self,
-        agent_state: Nest,
-        env_state: EnvState,
-        carry: Nest,
-        key: tf.Tensor,
-        action_fn: ActionFn | None = None,
-    ) -> RolloutResult:
-        """Rolls out and turns the trajectory into a batch; a pure function of values.
-
-        A strategy runs it on every replica, in `replica_env`, with the replica's own key.
-        """
-        trajectory, env_state, carry = self.collect_trajectory(
-            agent_state, env_state, carry, key, action_fn
-        )
-        return self.process_rollout(agent_state, trajectory).replace(
-            env_state=env_state, carry=carry
-        )
-
-    def collect_trajectory(
-        self,
-        agent_state: Nest,
-        env_state: EnvState,
-        carry: Nest,
-        key: tf.Tensor,
-        action_fn: ActionFn | None = None,
-    ) -> tuple[Trajectory, EnvState, Nest]:
-        """Plays `rollout_length` steps; environments on the host are stepped in NumPy.
-
-        The agent's `compute_actions` chooses the actions, unless `action_fn` is given.
-        """
-        return rollout(
-            self.replica_env,
-            self.agent,
-            env_state,
-            agent_state,
-            key,
-            self.rollout_length,
-            env_extra_fields=self.rollout_fields(env_state),
-            action_fn=action_fn,
-            carry=carry,
-            in_numpy=True,
-        )
-
-    @property
-    def steps_per_iteration(self) -> int:
-        """Env steps of an iteration in which all rows are valid."""
-        return self.rollout_length * self.env.num_envs
-
-    def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
-        """The fields of `info` to store; agents that end together have no field `agents`."""
-        asked = getattr(self.agent, "env_extra_fields", ())
-        own = (name for name in asked if name != "agents" or name in env_state.info)
-        counted = (name for name in (OUTLIER,) if name in env_state.info)
-        fields = ("episode_return", "episode_length", *counted, *own, *self.env.info_fields)
-        return tuple(dict.fromkeys(fields))
-
-    def process_rollout(self, agent_state: Nest, trajectory: Trajectory) -> RolloutResult:
-        """Turns a trajectory into a batch, statistics and metrics; a pure function of values."""
-        of_episodes, episodes = episode_metrics(trajectory, self.env.info_fields)
-        if self.all_rows_valid:  # no mask needed
-            env_steps = tf.size(trajectory.valid, tf.int64)
-            trajectory = trajectory.replace(valid=None)
-        else:
-            env_steps = tf.math.count_nonzero(trajectory.valid)
-        batch, metrics = self.make_batch(agent_state, trajectory)
-        normalizer = self.normalizer(self.agent.update_normalizer(agent_state, trajectory))
-        nonfinite: dict[str, tf.Tensor] = {}
-        if normalizer is not None and self.check_numerics != "off":
-            normalizer, nonfinite = finite_statistics(self.normalizer(agent_state), normalizer)
-        outliers = outlier_metrics(self.agent, agent_state, trajectory)
-        return RolloutResult(
-            batch=batch,
-            normalizer=normalizer,
-            metrics={**metrics, **nonfinite, **outliers, **of_episodes},
-            counts={"env_steps": env_steps, "episodes": episodes},
-        )
-
-    @abc.abstractmethod
-    def make_batch(
-        self, agent_state: Nest, trajectory: Trajectory
-    ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
-
-    @property
-    def update_options(self) -> dict[str, Any]:
-        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
-        return {}
-
-    def update(
-        self,
-        learner: Learner,
-        batch: Nest,
-        key: tf.Tensor,
-        timesteps: tf.Tensor,
-        jit: bool = False,
-    ) -> dict[str, tf.Tensor]:
-        """Trains on a batch; returns metrics, float32 scalars.
-
-        With several modules the names are `<module_id>/<name>`.
-        """
-        if not self.learns:
-            return {}
-        options = self.update_options
-        return in_one_row(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
 
     # The run.
 
@@ -613,9 +605,11 @@ class LearnerWorkflow(Workflow):
     @property
     def traces(self) -> Traces:
         """The traces for a new runner, those of equal logic where they can be shared."""
-        if not self.shares_traces:
+        # Not under several replicas: a trace keeps the distributed variables of its first call. Not
+        # where the graph calls Python environments: a trace would keep them alive.
+        if self.replicas.several or self.steps_in_graph:
             return Traces()
-        return traces_of(logic_key((type(self), self, self.learner)))
+        return traces_of(logic_key((self, self.learner)))
 
     @property
     def changed_hooks(self) -> list[str]:
@@ -627,22 +621,14 @@ class LearnerWorkflow(Workflow):
 
     def _overridden(self, base: type) -> list[str]:
         """Returns the names of an iteration's methods that differ from those of a base."""
-        own = type(self)
-        return [n for n in self._played_in_two if getattr(own, n) is not getattr(base, n)]
+        # The host's runner replaces these by a rollout in Python and one compiled call.
+        names = ("iterate", "play", "collect")
+        return [n for n in names if getattr(type(self), n) is not getattr(base, n)]
 
     @property
     def loops_in_python(self) -> bool:
         """Whether Python runs each rollout, and one compiled call follows it."""
         return self.rollout_source.in_python
-
-    @property
-    def shares_traces(self) -> bool:
-        """Whether runs of equal logic share compiled functions.
-
-        Not under several replicas: a trace keeps the distributed variables of its first call. Not
-        where the graph calls Python environments: a trace would keep them alive.
-        """
-        return not self.replicas.several and not self.steps_in_graph
 
     @property
     def steps_in_graph(self) -> bool:
@@ -753,6 +739,11 @@ class LearnerWorkflow(Workflow):
         return True
 
     @property
+    def steps_per_iteration(self) -> int:
+        """Env steps of an iteration in which all rows are valid."""
+        return self.rollout_length * self.env.num_envs
+
+    @property
     def fixed_steps_per_iteration(self) -> int | None:
         """Env steps of an iteration; None where autoreset rows change their number."""
         return self.steps_per_iteration if self.all_rows_valid else None
@@ -772,13 +763,6 @@ class LearnerWorkflow(Workflow):
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether an XLA update takes everything after a rollout into its program."""
         return False
-
-    def replica_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns the loop over iterations as one function, and example arguments.
-
-        For `tfrl.distribute.check_compilable`: a TPU runs it as one program.
-        """
-        return self.runner(state).loop_function(self.ready(state))
 
     def _evaluation(
         self, state: State, num_episodes: int | None, key: tf.Tensor
@@ -902,11 +886,11 @@ class LearnerWorkflow(Workflow):
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
             keep=keep,
             choose_acting=source.acting_mode_chooser(state),
-            python_steps=self.steps_in_graph,
-            python_loop=self.loops_in_python,
+            steps_in_graph=self.steps_in_graph,
+            loops_in_python=self.loops_in_python,
             several=self.replicas.several,
             several_workers=self.replicas.num_workers > 1,
-            overlaps=self.prefetches,
+            prefetches=self.prefetches,
             steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 

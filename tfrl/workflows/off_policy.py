@@ -523,21 +523,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         self._check_direct_call(state)
         run_stages = stages.current()
-        if run_stages is None and not leaves.in_place(state.agent_state):
-            raise UserError(
-                "OffPolicyWorkflow.iterate",
-                expected="a state of variables, whose replay buffer it writes to",
-                got="a state of tensors",
-                remedy="Use workflow.step, which copies it into variables.",
-            )
-        if run_stages is None and not tf.executing_eagerly():
-            raise UserError(
-                "OffPolicyWorkflow.iterate",
-                expected="a call from Python, which reads the buffer's size to decide whether to "
-                "train",
-                got="a call inside a tf.function",
-                remedy="Use workflow.advance, which compiles it.",
-            )
         phase = self.phase_of(state) if run_stages is None else run_stages.phase
         state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
@@ -547,7 +532,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 state, key, act, prefetches=prefetches, fused=fused
             )
             if run_stages is None:  # the next call has a key of its own
-                state = self.drop_prefetched(state)
+                state = state.replace(prefetched=None)
         else:
             play_key, learn_key = keys_of(key)
             out = self.play(state, play_key, act)
@@ -555,6 +540,26 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 metrics, state = self.learn_from(state, out, learn_key)
         buffer = as_leaves(state.replay_buffer_state)
         return metrics, state.replace(replay_buffer_state=buffer)
+
+    def _check_direct_call(self, state: State) -> None:
+        super()._check_direct_call(state)
+        if stages.current() is not None:
+            return
+        if not leaves.in_place(state.agent_state):
+            raise UserError(
+                "OffPolicyWorkflow.iterate",
+                expected="a state of variables, whose replay buffer it writes to",
+                got="a state of tensors",
+                remedy="Use workflow.step, which copies it into variables.",
+            )
+        if not tf.executing_eagerly():
+            raise UserError(
+                "OffPolicyWorkflow.iterate",
+                expected="a call from Python, which reads the buffer's size to decide whether to "
+                "train",
+                got="a call inside a tf.function",
+                remedy="Use workflow.advance, which compiles it.",
+            )
 
     def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor
@@ -615,14 +620,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         run_stages = stages.current()
         if not self.prefetches or run_stages is None or not run_stages.phase.learns:
             return state
-        return self._prefetched(state, seeding.fold_in(state.key, state.metrics.iterations))
+        return self._prefetched(state, state.iteration_key())
 
     def _prefetched(self, state: State, key: tf.Tensor) -> State:
         return state.replace(prefetched=self._batch_of(state, key, state.metrics.env_steps))
-
-    def drop_prefetched(self, state: State) -> State:
-        """Drops the batch; the next call draws the same one again."""
-        return state.replace(prefetched=None)
 
     def _batch_of(self, state: State, key: tf.Tensor, env_steps: tf.Tensor) -> Nest:
         """Returns the sample of an iteration's learner step, and the keys of update and rollout."""
@@ -643,7 +644,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
         if key is None:
-            key = seeding.fold_in(state.key, state.metrics.iterations + 1)
+            key = state.iteration_key(ahead=1)
         env_steps = state.metrics.env_steps + out.counts["env_steps"]
         sample = self._batch_of(state, key, env_steps)
         return state, out.replace(batch=(), normalizer=None), sample

@@ -25,7 +25,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
     over their rows in `num_minibatches` shuffled minibatches. On device environments several
     iterations run in one compiled call; how many never changes a result. An algorithm differs from
     this template by its agent and by the hooks `collect` (`collect_trajectory`, then
-    `process_rollout`) and `update`, which are traced.
+    `process_rollout` with `make_batch`) and `update`, which are traced.
 
     Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by
     `collect_trajectory`; what follows is compiled as well. A checkpoint does not hold them: a
@@ -139,7 +139,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
 
         Args:
           state: Before the iteration.
-          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
+          key: int32 [2], `state.iteration_key()` in a run.
 
         Returns:
           `{name: float32 scalar}` and the state after it.

@@ -317,12 +317,11 @@ class PBTWorkflow(Workflow):
 
         def one(member: State) -> State:
             def body(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-                key = seeding.fold_in(state.key, state.metrics.iterations)
-                return i + 1, self.workflow.iterate(state, key)[1]
+                return i + 1, self.workflow.iterate(state, state.iteration_key())[1]
 
             start = (0, self.workflow.prefetch(member))
             _, member = tf.while_loop(lambda i, _: i < iterations, body, start)
-            return self.workflow.drop_prefetched(member)
+            return member.replace(prefetched=None)
 
         return self._of_each(one, members)
 

@@ -134,7 +134,7 @@ class RolloutSource(abc.ABC):
         raise NotImplementedError
 
     def timed_stage(self, run_stages: Stages) -> CompiledStage:
-        """Returns the stage "rollout", to be timed; here one that is not, since Python plays."""
+        """Returns the stage "rollout" for `Trials`; not timed where Python plays."""
         return run_stages.stage("rollout", self._workflow.collect)
 
     def acting_mode_chooser(self, state: State) -> Callable[[str], str] | None:
@@ -194,7 +194,7 @@ class DeviceSource(RolloutSource):
         workflow = self._workflow
         if workflow.loops_in_python:
             return self._stage(run_stages, random=False)
-        return run_stages.stage("rollout", functools.partial(workflow.collect, action_fn=None))
+        return run_stages.stage(*workflow.rollout_stage())
 
 
 class HostSource(RolloutSource):

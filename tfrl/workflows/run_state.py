@@ -11,6 +11,9 @@ from tfrl import seeding, struct
 from tfrl.ops._rows import where
 from tfrl.types import Nest
 
+# The counters in each row of metrics, in the order of `RunMetrics.counters`.
+ROW_COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
+
 
 @struct.dataclass
 class RunMetrics(struct.Struct):
@@ -71,7 +74,7 @@ class RunMetrics(struct.Struct):
         )
 
     def counters(self) -> tf.Tensor:
-        """Returns iterations, env_steps, episodes and learner_steps, int64 [4]."""
+        """Returns the `ROW_COUNTERS`, int64 [4]."""
         learner_steps = self.learner.get("learner_steps", tf.constant(0, tf.int64))
         if isinstance(learner_steps, tf.Variable):
             learner_steps = learner_steps.read_value()
@@ -108,12 +111,11 @@ class State(struct.Struct):
     carry: Nest = None
     prefetched: Nest = None
 
+    def iteration_key(self, ahead: int | tf.Tensor = 0) -> tf.Tensor:
+        """Returns the key of the next iteration, int32 [2]; or of one `ahead` of it."""
+        return seeding.fold_in(self.key, self.metrics.iterations + ahead)
+
 
 def keys_of(key: tf.Tensor) -> list[tf.Tensor]:
     """Splits the key of an iteration: for its rollout, and for its update."""
     return tf.unstack(seeding.split(key, 2))
-
-
-def keys_of_iteration(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
-    """Returns `keys_of` an iteration of the run with this key."""
-    return keys_of(seeding.fold_in(key, iteration))

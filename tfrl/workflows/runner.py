@@ -7,22 +7,21 @@ variables. It holds no variable, so that a state is freed with the last referenc
 
 import functools
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import struct
 from tfrl.distribute.tracing import counted_separately
-from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
 from tfrl.traces import Traces, specs_of
 from tfrl.types import Nest
 from tfrl.workflows import stages
-from tfrl.workflows.hook_results import check_iterated
-from tfrl.workflows.run_state import State
+from tfrl.workflows.hook_results import check_iterated, check_names
+from tfrl.workflows.run_state import ROW_COUNTERS, State
 from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
 
@@ -31,8 +30,6 @@ MAX_ROWS = 1024
 # Metrics of a row in a loop; their names are known only after tracing. A loop with more is traced
 # again.
 _SLOTS = 40
-
-COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
 
 class Iterating(Protocol):
@@ -45,7 +42,7 @@ class Iterating(Protocol):
         """One iteration; traced."""
 
     def counters(self, state: State) -> tf.Tensor:
-        """Returns the counters of a row, int64 [4], named `COUNTERS`; traced."""
+        """Returns the counters of a row, int64 [4], named `ROW_COUNTERS`; traced."""
 
     def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
@@ -61,9 +58,6 @@ class Iterating(Protocol):
 
     def prefetch(self, state: State) -> State:
         """Returns the state that the first iteration of a call begins with; traced."""
-
-    def drop_prefetched(self, state: State) -> State:
-        """Returns the state as the last iteration of a call leaves it; traced."""
 
     def times_stages(self, stages: Stages) -> bool:
         """Whether clocks time the stages where possible."""
@@ -90,7 +84,7 @@ class Runner:
         self.modes: dict[str, str] = {}
         self.seconds: dict[str, dict[str, float]] = {}
         self.phases: set[str] = set()
-        self._loops: dict[Hashable, Callable[..., Any]] = {}
+        self._bound: dict[Hashable, Callable[..., Any]] = {}
         self._names: dict[str, list[str]] = {}
         self._slots = _SLOTS
 
@@ -113,26 +107,15 @@ class Runner:
 
     def once(self, state: State, name: Hashable, fn: Callable[[], Any]) -> Any:
         """Returns a compiled function without arguments over the variables of a state."""
-        if name not in self._loops:
+        if name not in self._bound:
             make = functools.partial(tf.function, counted_separately(fn), autograph=False)
-            self._loops[name] = self.bind(state, name, make, ())
-        return self._loops[name]
+            self._bound[name] = self.bind(state, name, make, ())
+        return self._bound[name]
 
     def take_modes(self, other: "Runner") -> None:
         """Takes the modes of the runner that a state was copied from."""
         self.modes.update(other.modes)
         self.seconds.update(other.seconds)
-
-    def loop_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns the loop over iterations as one function, and arguments for it."""
-        run_stages = self.settled(state)
-        state = self._workflow.begin_call(state)
-
-        def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
-            with run_stages.in_use():
-                return self.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
-
-        return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 
     def run(
         self, state: State, iterations: int, until: int | None
@@ -167,9 +150,9 @@ class Runner:
         how: tuple[Any, ...] = (run_stages.phase.name, *sorted(run_stages.modes.items()))
         if not leaves.in_place(state):  # this runner serves states of any form
             how = (*how, specs_of(args))
-        if how not in self._loops:
-            self._loops[how] = self._traced(state, run_stages, ("loop", *how), args)
-        carried, *rest = self._loops[how](*args)
+        if how not in self._bound:
+            self._bound[how] = self._traced(state, run_stages, ("loop", *how), args)
+        carried, *rest = self._bound[how](*args)
         return leaves.with_carried(state, carried), *rest
 
     def _traced(
@@ -209,9 +192,8 @@ class Runner:
         """Returns state, float metrics, counters, and seconds by stage."""
         timed = self._has_clocks(run_stages)
         start = stages.now() if timed else tf.constant(0.0, tf.float64)
-        key = seeding.fold_in(state.key, state.metrics.iterations)
         with stages.timed(timed) as times, tf.control_dependencies([start] if timed else []):
-            result = self._workflow.iterate(state, key)
+            result = self._workflow.iterate(state, state.iteration_key())
             if run_stages.phase.name in self._names and tf.executing_eagerly():
                 metrics, state = result  # checked in the first iteration
             else:
@@ -242,7 +224,7 @@ class Runner:
         """
         begun = self._workflow.prefetch(state)
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
-        counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
+        counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(ROW_COUNTERS)])
 
         def of(carried: list[tf.Tensor]) -> State:
             return leaves.with_carried(begun, carried)
@@ -262,7 +244,7 @@ class Runner:
             parallel_iterations=1,
             name="rows",
         )
-        after = leaves.carried(self._workflow.drop_prefetched(of(carried)))
+        after = leaves.carried(of(carried).replace(prefetched=None))
         return after, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _row(
@@ -331,14 +313,13 @@ class Runner:
             state, f, c, s = self._iterate(state, run_stages)
             done += 1
             seconds += s.numpy()
-            env_steps = int(c.numpy()[COUNTERS.index("env_steps")])
+            env_steps = int(c.numpy()[ROW_COUNTERS.index("env_steps")])
             accumulator = MetricAccumulator(self._names[run_stages.phase.name])
             sums = accumulator.start() if rows.sums is None else rows.sums
             rows.add(accumulator.add(sums, f), c)
             if not done % rows.length or done >= iterations or env_steps >= limit:
                 rows.end(accumulator, len(f))
-        state = self._workflow.drop_prefetched(state)
-        return state, len(rows.floats), rows.floats, rows.counters, seconds
+        return state.replace(prefetched=None), len(rows.floats), rows.floats, rows.counters, seconds
 
     def _split(
         self, run_stages: Stages, call: float, rollout: float, update: float
@@ -363,7 +344,7 @@ class MetricRows:
       length: Iterations of a row.
       sums: The sums of the current row, float32 [2, n], see `MetricAccumulator`.
       floats: The metrics of each row.
-      counters: The `COUNTERS` of each.
+      counters: The `ROW_COUNTERS` of each.
     """
 
     def __init__(self, length: int, start: tf.Tensor | None = None):
@@ -386,24 +367,6 @@ class MetricRows:
         self.sums = self._start
 
 
-def check_names(names: Sequence[str], metrics: Mapping[str, Any]) -> None:
-    """Raises a UserError for metrics named like counters, and for others than in the first row."""
-    if taken := sorted(set(COUNTERS).intersection(metrics)):
-        raise UserError(
-            "the metrics of an iteration",
-            expected="other names than those of the counters",
-            got=", ".join(taken),
-            remedy="Rename them; the counters are in each row.",
-        )
-    if names != sorted(metrics):
-        raise UserError(
-            "the metrics of an iteration",
-            expected=f"those of the first one, {', '.join(names)}",
-            got=", ".join(sorted(metrics)),
-            remedy="Return the same metrics each time; NaN is a metric without a value.",
-        )
-
-
 def variables_of(state: Nest) -> dict[str, tf.Variable]:
     """Returns the variables among the leaves of a state by path."""
     return {p: x for p, x in struct.paths(state).items() if isinstance(x, tf.Variable)}
@@ -413,6 +376,6 @@ def as_rows(done: int, names: list[str], floats: Any, counters: Any) -> list[dic
     """Returns the rows of metrics of a call, `{name: number}`, with the counters."""
     floats, counters = np.asarray(floats)[:done], np.asarray(counters)[:done]
     return [
-        {**dict(zip(COUNTERS, c, strict=True)), **dict(zip(names, f, strict=False))}
+        {**dict(zip(ROW_COUNTERS, c, strict=True)), **dict(zip(names, f, strict=False))}
         for f, c in zip(floats.tolist(), counters.tolist(), strict=True)
     ]

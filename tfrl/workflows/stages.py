@@ -86,11 +86,6 @@ class CompiledStage:
             )
         return self._compiled[mode]
 
-    @property
-    def trace_counts(self) -> dict[str, int]:
-        """Returns the number of traces of each mode."""
-        return {m: f.experimental_get_tracing_count() for m, f in self._compiled.items()}
-
     def __call__(self, *args: Any) -> Any:
         """Calls the function in its chosen mode."""
         if self.mode is None:
@@ -194,6 +189,11 @@ _current: contextvars.ContextVar[Stages | None] = contextvars.ContextVar(
 def current() -> Stages | None:
     """Returns the stages in use; None if `iterate` is called without a runner."""
     return _current.get()
+
+
+def called_directly() -> bool:
+    """Whether Python called `iterate` itself, without a runner."""
+    return current() is None and tf.executing_eagerly()
 
 
 def stage(

@@ -283,24 +283,6 @@ class ActorCritic(NormalizingAgent):
         paths = struct.paths(self.action_spec)
         return {path: part.parameters() for path, part in zip(paths, parts, strict=True)}, after
 
-    def compute_values(self, state: AgentState, obs: Nest, carry: Nest = None) -> tf.Tensor:
-        """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
-
-        Args:
-          state: The agent's state; its statistics normalise the observations.
-          obs: A nest that matches `obs_spec`, with any leading axes; with memory `[B, T, ...]`,
-            sequences within an episode.
-          carry: With memory, the recurrent state `[B, ...]` before each sequence.
-        """
-        inputs, _ = split_mask(self.normalized(state, obs))
-        if not self.recurrent:
-            return self.network.values(state.params, inputs)[0]
-        inputs = tf.nest.map_structure(batch_lib.swapped, inputs)
-        starts = tf.zeros(tf.nest.flatten(inputs)[0].shape[:2], tf.bool)
-        params = struct.values(state.params)
-        _, value, _ = self.network.train(params, inputs, None, carry=carry, starts=starts)
-        return batch_lib.swapped(value)
-
     # Learning.
 
     def loss(
@@ -366,13 +348,15 @@ class ActorCritic(NormalizingAgent):
     def num_rows(self, rollout_length: int, num_envs: int) -> int:
         """Returns the number of rows of `learner_batch`: steps, or sequences."""
         if self.gae_horizon is not None:
-            name = f"{type(self).__name__}.gae_horizon"
-            batch_lib.check_length(name, self.gae_horizon, rollout_length)
+            self._part("gae_horizon", rollout_length)
         if not self.learns_sequences:
             return rollout_length * num_envs
-        name = f"{type(self).__name__}.sequence_length"
-        length = batch_lib.check_length(name, self.sequence_length, rollout_length)
-        return rollout_length // length * num_envs
+        return rollout_length // self._part("sequence_length", rollout_length) * num_envs
+
+    def _part(self, field: str, steps: int) -> int:
+        """Returns the length of a part of the rollout, a field; a UserError unless it divides."""
+        name = f"{type(self).__name__}.{field}"
+        return batch_lib.check_length(name, getattr(self, field), steps)
 
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
@@ -400,8 +384,7 @@ class ActorCritic(NormalizingAgent):
         if not self.learns_sequences:
             return batch_lib.rows(batch)
         steps = trajectory.termination.shape[0]
-        name = f"{type(self).__name__}.sequence_length"
-        length = batch_lib.check_length(name, self.sequence_length, steps)
+        length = self._part("sequence_length", steps)
         if batch.mask is None:
             # The mask counts steps, not sequences: the learner's own padding mask would have one
             # item per sequence.
@@ -431,6 +414,24 @@ class ActorCritic(NormalizingAgent):
         next_value, _ = self.network.values(state.params, next_obs, after)
         return tf.reshape(value, shape), tf.reshape(next_value, shape)
 
+    def compute_values(self, state: AgentState, obs: Nest, carry: Nest = None) -> tf.Tensor:
+        """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
+
+        Args:
+          state: The agent's state; its statistics normalise the observations.
+          obs: A nest that matches `obs_spec`, with any leading axes; with memory `[B, T, ...]`,
+            sequences within an episode.
+          carry: With memory, the recurrent state `[B, ...]` before each sequence.
+        """
+        inputs, _ = split_mask(self.normalized(state, obs))
+        if not self.recurrent:
+            return self.network.values(state.params, inputs)[0]
+        inputs = tf.nest.map_structure(batch_lib.swapped, inputs)
+        starts = tf.zeros(tf.nest.flatten(inputs)[0].shape[:2], tf.bool)
+        params = struct.values(state.params)
+        _, value, _ = self.network.train(params, inputs, None, carry=carry, starts=starts)
+        return batch_lib.swapped(value)
+
     def advantages(
         self,
         trajectory: Trajectory,
@@ -442,8 +443,7 @@ class ActorCritic(NormalizingAgent):
         steps = trajectory.termination.shape[0]
         lambda_: Any = self.setting(state, "gae_lambda")
         if self.gae_horizon is not None:
-            name = f"{type(self).__name__}.gae_horizon"
-            horizon = batch_lib.check_length(name, self.gae_horizon, steps)
+            horizon = self._part("gae_horizon", steps)
             # Without a lambda the last step of a horizon bootstraps from the value.
             last = tf.equal(tf.range(steps) % horizon, horizon - 1)
             lambda_ = tf.where(last, 0.0, lambda_)[:, tf.newaxis]  # [T, 1]

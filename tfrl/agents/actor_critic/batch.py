@@ -10,7 +10,7 @@ from tfrl.errors import UserError
 from tfrl.types import Nest, Trajectory
 
 # Items with one row per sequence of any length.
-PER_SEQUENCE = ("state_in", "seq_lens")
+_NOT_PER_STEP = ("state_in", "seq_lens")
 
 
 @struct.dataclass
@@ -76,7 +76,7 @@ def time_major(batch: Nest) -> Nest:
     changed = {
         n: tf.nest.map_structure(swapped, x)
         for n, x in values.items()
-        if n not in PER_SEQUENCE and x is not None
+        if n not in _NOT_PER_STEP and x is not None
     }
     return batch.replace(**changed)
 
