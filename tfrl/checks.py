@@ -209,6 +209,20 @@ def path(name: str, value: Any) -> str:
     raise UserError(name, expected="a path", got=repr(value), remedy="Pass text or a pathlib.Path.")
 
 
+def address(value: Any, name: str = "The address of a Reverb server") -> str:
+    """Returns an address `host:port`; raises a UserError for any other form."""
+    host, colon, port = str(value).rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not (host and colon and is_port) or {",", "/"} & set(host):
+        raise UserError(
+            name,
+            expected="host:port, for example localhost:8000",
+            got=repr(value),
+            remedy="tfrl-reverb-server prints it when it serves.",
+        )
+    return str(value)
+
+
 def strings(name: str, value: Any, *, remedy: str = "") -> tuple[str, ...]:
     """Returns a tuple of strings; a single string is none."""
     several = isinstance(value, Iterable) and not isinstance(value, str)

@@ -140,7 +140,15 @@ REFUSED = {
     "volume": ({}, {"volume": "runs"}, "--volume=runs: expected CLAIM:/folder"),
     "claim": ({}, {"volume": "Claim_1:/runs"}, "--volume=Claim_1:/runs: expected CLAIM:/folder"),
     "whole_volume": ({}, {"volume": "claim:/"}, "--volume=claim:/: expected CLAIM:/folder"),
+    "long_claim": ({}, {"volume": f"{'a' * 300}:/runs"}, "expected CLAIM:/folder"),
+    "account_dots": (
+        {},
+        {"service_account": "a..b"},
+        "--service_account=a..b: expected lower-case",
+    ),
     "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
+    "gin_file_above": ({"gin_files": ("../a.gin",)}, {}, "got a path of this machine"),
+    "gin_file_at_home": ({"gin_files": ("~/a.gin",)}, {}, "got a path of this machine"),
     "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),
     "no_topology": (
         {"learner_flags": ("--strategy=tpu",)},
@@ -180,13 +188,26 @@ def test_refused(name):
     assert message in str(error.value)
 
 
-def test_labels_of_another_form_are_refused():
-    with pytest.raises(UserError, match="--node_selector=learner:a b=c: expected ROLE:LABEL=VALUE"):
-        kubernetes.node_selectors(["learner:a b=c"])
+@pytest.mark.parametrize(
+    "label", ["a b=c", "a/b/c=d", "é=d", "-a=d", "a=-d", "A.b/c=d", "a" * 64 + "=d"]
+)
+def test_labels_of_another_form_are_refused(label):
+    with pytest.raises(UserError) as error:
+        kubernetes.node_selectors([f"learner:{label}"])
+    assert str(error.value).startswith(f"--node_selector=learner:{label}: expected ROLE:LABEL=VAL")
+
+
+def test_labels():
+    found = kubernetes.node_selectors(["learner:cloud.google.com/gke-pool=Big_1", "learner:a="])
+    assert found == {"learner": {"cloud.google.com/gke-pool": "Big_1", "a": ""}}
 
 
 @pytest.mark.parametrize(
-    "value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi", "a:cpu=2n"]
+    "value",
+    [
+        *("learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi", "a:cpu=2n"),
+        *("learner:cpu=\N{ARABIC-INDIC DIGIT THREE}", "learner:cpu=0.0001"),
+    ],
 )
 def test_resources_of_another_form_are_refused(value):
     with pytest.raises(UserError) as error:

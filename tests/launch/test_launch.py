@@ -778,6 +778,33 @@ def test_workers_of_a_learner_have_no_strategy_of_one_process(capsys, tmp_path):
     assert (code, "expected several workers, got --learners=1" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--learners=2", "--tpu=grpc://a:8470"), "--tpu=grpc://a:8470: expected --learners=1"),
+        (("--tpu=a", "--num_logical_cpus=2"), "--num_logical_cpus=2: expected --strategy=mirrored"),
+        (
+            ("--engine=tpu_vm", "--zone=z", "--num_logical_cpus=2"),
+            "--num_logical_cpus=2: expected --strategy=mirrored",
+        ),
+        (
+            ("--engine=kubernetes", "--image=i", "--tpu_topology=v5e:2x4", "--num_logical_cpus=2"),
+            "--num_logical_cpus=2: expected --strategy=mirrored",
+        ),
+    ],
+)
+def test_devices_that_exclude_each_other_are_refused(capsys, flags, message):
+    code, out, err = call(capsys, "--root_dir=gs://b/r", f"--gin_file={DQN}", "--dry_run", *flags)
+    assert (code, out) == (2, "") and message in err
+
+
+@pytest.mark.needs("reverb")
+def test_a_mirrored_learner_has_several_devices(capsys, tmp_path):
+    args = (f"--root_dir={tmp_path}", f"--gin_file={DQN}", "--dry_run", "--strategy=mirrored")
+    code, _, err = call(capsys, *args, "--num_logical_cpus=3")
+    assert code == 2 and "batch_size: expected a multiple of 3" in err
+
+
 @pytest.mark.needs("reverb")
 def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
     file = tmp_path / "sharded.gin"

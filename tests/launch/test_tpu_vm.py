@@ -226,7 +226,7 @@ def fixture_experiment(tmp_path, monkeypatch):
         "tpu_vm_parts/part.py": "",
         "tpu_vm_envs.py": "",
         "other.py": "",
-        "dist/x.whl": "",
+        "dist/tfrl.whl": "",
     }.items():
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
@@ -242,24 +242,24 @@ def fixture_experiment(tmp_path, monkeypatch):
 
 
 def test_the_files_of_the_configuration_are_copied(tmp_path, experiment):
-    packages = ("dist/x.whl[reverb]", "my_envs")
+    packages = ("dist/tfrl.whl[reverb]", "my_envs")
     text = tpu_vm.script(experiment, accelerator_type="v4-8", packages=packages, **COMMON)
     files = {path.as_posix(): content for path, content in installed(tmp_path, text).items()}
     constraint = files.pop("tensorflow.txt").decode().strip()
     assert constraint == f"tensorflow=={importlib.metadata.version('tensorflow')}"
     assert files.pop("installed").decode().split() == [
-        *"-m pip install -c tensorflow.txt ./x.whl[reverb] my_envs".split(),
+        *"-m pip install -c tensorflow.txt ./tfrl.whl[reverb] my_envs".split(),
     ]
     assert sorted(files) == [
         "conf/base.gin",
         "my own.gin",
         "sac.tgz",
         "tfrl.lock",
+        "tfrl.whl",
         "tpu_vm_envs.py",
         "tpu_vm_parts/__init__.py",
         "tpu_vm_parts/part.py",
         "tpu_vm_task.py",
-        "x.whl",
     ]
     _, (*_, run) = calls(tmp_path, text, "run")
     assert "'--gin_file=my own.gin'" in run[-1]
@@ -342,6 +342,17 @@ REFUSED = {
     "size": ({}, {"accelerator_type": "v4-4"}, "v5p with a multiple of 8"),
     "strategy": ({"learner_flags": ("--strategy=mirrored",)}, {}, "--strategy=mirrored"),
     "spot": ({"root_dir": "runs/a"}, {"spot": True}, "expected gs://bucket/folder with --spot"),
+    "no_tfrl": ({}, {"packages": ["my_envs"]}, "--package: expected tfrl with the extra reverb"),
+    **{
+        f"package_{package}": ({}, {"packages": ["tfrl[reverb]", package]}, f"--package={package}")
+        for package in (
+            "tensorflow==2.16.1",
+            "tensorflow-cpu",
+            "Tensorflow_CPU==2.15.0",
+            "tf-nightly",
+            "https://host/tensorflow-2.15.0-cp310-cp310-linux_x86_64.whl",
+        )
+    },
 }
 
 
@@ -352,6 +363,13 @@ def test_refused(name):
         options = dataclasses.replace(OPTIONS, **changed)
         tpu_vm.script(options, **{**COMMON, "accelerator_type": "v4-8", **changes})
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("package", ["tensorflow~=2.15.0", "tensorflow", "tensorflow-datasets"])
+def test_packages_that_leave_the_images_tensorflow(package):
+    packages = ["git+https://host/me/tfrl.git", package]
+    made = tpu_vm.script(OPTIONS, **{**COMMON, "accelerator_type": "v4-8", "packages": packages})
+    assert package in made
 
 
 def test_the_command_prints_the_script(capsys):

@@ -73,7 +73,6 @@ def keras_oracle(model_fn, params):
 
 class KerasNetworkTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.named_parameters(MODELS.items())
-    @pytest.mark.variants(2)
     def test_outputs_and_gradients_equal_the_model_s_on_every_path(self, model_fn):
         network = networks.KerasNetwork(model_fn=model_fn, spec=SPEC)
         params = network.init(KEY, SPEC)

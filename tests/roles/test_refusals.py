@@ -11,7 +11,7 @@ from absl.testing import flagsaver
 from tests.roles.jobs import DQN, PPO, workflow
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
-from tfrl.launch import collect, learn
+from tfrl.launch import collect, learn, shared_flags
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import parameters, tables
@@ -44,6 +44,30 @@ def test_processes_of_other_settings_are_refused(part, binding, message):
         assert str(error.value).startswith(message)
         assert "Start all processes of a run with the same gin file" in str(error.value)
     server.stop()
+
+
+@pytest.mark.parametrize(
+    ("part", "role"), [(PPO, RolloutCollector), (DQN, ReplayCollector)], ids=["ppo", "dqn"]
+)
+def test_a_collector_of_another_number_is_refused(part, role):
+    served = workflow(part)
+    settings = tables.shared_settings(served, 2)
+    server = ReverbServer(tables.make_tables(served, 2), settings=settings)
+    with pytest.raises(UserError) as error:
+        role(workflow(part), server.address, task_id=3, num_tasks=4, wait_seconds=10.0)
+    message = "the number of collectors: expected 2, as in the server at localhost:"
+    assert str(error.value).startswith(message)
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"replay_server": "localhost:1,"}, {"variable_server": "host"}], ids=str
+)
+def test_a_malformed_address_is_refused_before_waiting(changed):
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**{"replay_server": "localhost:1", **changed}):
+        with pytest.raises(UserError, match="expected host:port"):
+            shared_flags.replay_server()
 
 
 def test_settings_whose_text_differs_between_processes_are_not_compared():

@@ -19,7 +19,7 @@ from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP
 from tfrl.experiment.metadata import params_digest
 from tfrl.workflows import OnPolicyWorkflow
-from tfrl.workflows.loop import TrainingLoop
+from tfrl.workflows.loop import _next_multiple
 
 HOST = "host"
 
@@ -220,6 +220,5 @@ def test_what_cannot_be_drawn_is_refused_before_the_training(tmp_path):
 
 
 def test_the_next_multiple():
-    loop = TrainingLoop.__new__(TrainingLoop)
-    steps = [loop._next(100, n) for n in (0, 99, 100, 101, 250)]
+    steps = [_next_multiple(100, n) for n in (0, 99, 100, 101, 250)]
     np.testing.assert_array_equal(steps, [100, 100, 200, 200, 300])

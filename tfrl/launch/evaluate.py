@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tfrl import checks
 from tfrl.errors import UnavailableError, UserError
 from tfrl.launch import app, run_config, shared_flags
 from tfrl.launch import flags as common_flags
@@ -125,6 +126,8 @@ def _check_server(address: str | None) -> None:
             got="a single evaluation",
             remedy="Add --watch, or leave the flag out.",
         )
+    if address is not None:
+        checks.address(address, "--heartbeat_server")
 
 
 def _check_watch(checkpoint: str | int) -> None:

@@ -59,6 +59,9 @@ _STARTS_AFTER = {LEARNER: SERVER, COLLECTOR: LEARNER, EVALUATOR: LEARNER}
 # The flag whose value ends with the index of a role's process.
 _NUMBERED = {SERVER: "--root_dir=", COLLECTOR: "--task_id="}
 _FOR_EVER = 2**31 - 1  # the most pods
+# Names of objects, and parts of labels, as Kubernetes writes them.
+_DNS_NAME = r"(?=.{1,253}(?:$|/))[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)*"
+_LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 # Host names have at most 63 characters; role, numbers and a random suffix take the rest.
 _MOST_NAME = 40
 
@@ -100,8 +103,9 @@ def check(
             remedy="Pass --volume=CLAIM:/runs --root_dir=/runs/NAME.",
         )
     for file in options.gin_files:
-        if pathlib.PurePosixPath(file).is_absolute() and not (
-            mount and posixpath.normpath(file).startswith(f"{mount}/")
+        path = posixpath.normpath(file)
+        if path.startswith(("/", "../", "~", "ram:")) and not (
+            mount and path.startswith(f"{mount}/")
         ):
             raise UserError(
                 f"--gin_file={file}",
@@ -155,7 +159,7 @@ def _check_names(name: str, image: str | None, service_account: str | None) -> N
             got=repr(image) if image else "no value",
             remedy="Build the repository's Dockerfile and push it to a registry of the cluster.",
         )
-    if service_account and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", service_account):
+    if service_account and not re.fullmatch(_DNS_NAME, service_account):
         raise UserError(
             f"--service_account={service_account}",
             expected="lower-case letters, digits, - and .",
@@ -342,8 +346,7 @@ def _failure_rules(kind: str) -> list[dict[str, Any]]:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    named = re.fullmatch(r"[a-z0-9]+(-+[a-z0-9]+)*(\.[a-z0-9]+(-+[a-z0-9]+)*)*", claim)
-    if not named or not folder.startswith("/") or not folder.strip("/"):
+    if not re.fullmatch(_DNS_NAME, claim) or not folder.startswith("/") or not folder.strip("/"):
         raise UserError(
             f"--volume={volume}",
             expected="CLAIM:/folder, a folder below /",
@@ -387,12 +390,15 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     result: dict[str, dict[str, str]] = {}
     for value in values:
-        match = re.fullmatch(rf"({'|'.join(KINDS)}):([-\w./]+)=([-\w.]*)", value)
+        label = rf"(?:{_DNS_NAME}/)?{_LABEL}"
+        match = re.fullmatch(rf"({'|'.join(KINDS)}):({label})=({_LABEL}|)", value)
         if match is None:
             raise UserError(
                 f"--node_selector={value}",
-                expected=f"ROLE:LABEL=VALUE, ROLE one of {', '.join(KINDS)}",
+                expected=f"ROLE:LABEL=VALUE, ROLE one of {', '.join(KINDS)}, LABEL and VALUE as "
+                "Kubernetes writes them",
                 got=value,
+                remedy="Write for example learner:cloud.google.com/gke-nodepool=big.",
             )
         result.setdefault(match[1], {})[match[2]] = match[3]
     return result

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from tfrl.distribute import choice
 from tfrl.errors import UserError
 from tfrl.launch import (
     api,
@@ -192,9 +193,10 @@ def _planned(options: JobOptions, asked: flags.FlagValues) -> tuple[list[Role], 
       The processes, the servers' addresses, and the number of the learner's devices.
     """
     servers = range(options.replay_servers)
+    cpus = int(options.learner_flag("num_logical_cpus") or 1)
     if asked.engine == "kubernetes":
         job = kubernetes.job(options, asked.job_name, asked.tpu_topology)
-        num_replicas = kubernetes.replicas(asked.tpu_topology)
+        num_replicas = kubernetes.replicas(asked.tpu_topology) if asked.tpu_topology else cpus
         return job, kubernetes.addresses(options, asked.job_name), num_replicas
     if asked.engine == "tpu_vm":
         addresses = [f"localhost:PORT-OF-SERVER-{i}" for i in servers]
@@ -202,11 +204,11 @@ def _planned(options: JobOptions, asked: flags.FlagValues) -> tuple[list[Role], 
         return roles(there, addresses), addresses, tpu_vm.replicas(asked.accelerator_type)
     if asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in servers]
-        return roles(options, addresses, bind="0.0.0.0"), addresses, 1  # nosec B104
+        return roles(options, addresses, bind="0.0.0.0"), addresses, cpus  # nosec B104
     workers = options.learners if options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, learner_addresses = free[: len(servers)], free[len(servers) :]
-    return roles(options, addresses, learner_addresses=learner_addresses), addresses, 1
+    return roles(options, addresses, learner_addresses=learner_addresses), addresses, cpus
 
 
 def _check(
@@ -271,6 +273,21 @@ def _check(
             got=str(values.num_logical_cpus),
             remedy="Leave it out.",
         )
+    if asked.learners > 1 and values.tpu is not None:
+        raise UserError(
+            f"--tpu={values.tpu}",
+            expected="--learners=1: one learner drives a TPU",
+            got=f"--learners={asked.learners}",
+            remedy="Leave one of them out.",
+        )
+    if asked.learners == 1:
+        on_tpu = asked.engine == "tpu_vm" or asked.tpu_topology
+        choice.choose(
+            "tpu" if on_tpu else values.strategy,
+            tpu=values.tpu,
+            num_logical_cpus=values.num_logical_cpus,
+            environ={},
+        )
     if values.if_exists != "resume" and asked.engine in _RENDERED:
         raise UserError(
             f"--if_exists={values.if_exists}",
@@ -297,7 +314,8 @@ def _check_servers(root: str, count: int) -> None:
             f"--replay_servers={count}",
             expected=f"{earlier}, the servers that have the experience of the run in {root}",
             got=str(count),
-            remedy=f"Pass --replay_servers={earlier}, or remove {folder} to go on with empty "
+            remedy=f"Pass --replay_servers={earlier}; or remove {folder} and pass "
+            "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False' to go on with empty "
             "servers.",
         )
 

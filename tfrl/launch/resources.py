@@ -18,10 +18,10 @@ flags.DEFINE_multi_string(
 
 KINDS = (SERVER, LEARNER, COLLECTOR, EVALUATOR)
 _AMOUNTS = {
-    "cpu": r"\d+(\.\d+)?|\d+m",
-    "memory": r"\d+(Ki|Mi|Gi|Ti|k|M|G|T)?",
-    "gpu": r"\d+",
-    "tpu": r"\d+",
+    "cpu": r"[0-9]+(\.[0-9]{1,3})?|[0-9]+m",
+    "memory": r"[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?",
+    "gpu": r"[0-9]+",
+    "tpu": r"[0-9]+",
 }
 _UNITS = {
     **{"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},

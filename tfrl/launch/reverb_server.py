@@ -104,7 +104,9 @@ def main() -> int:
             checkpoint_interval=flags.FLAGS.checkpoint_interval or None if keeps else None,
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
-            settings=shared_settings(cast("Any", assembled.workflow)) if num_collectors else None,
+            settings=shared_settings(cast("Any", assembled.workflow), num_collectors)
+            if num_collectors
+            else None,
         )
         if num_collectors:
             forget_ended(server)

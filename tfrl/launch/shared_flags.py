@@ -106,10 +106,10 @@ def pull_seconds() -> float:
 
 
 def replay_server() -> str:
-    """Returns the value of --replay_server.
+    """Returns the value of --replay_server; also checks --variable_server.
 
     Raises:
-      UserError: The flag is missing.
+      UserError: The flag is missing, or an address is malformed.
     """
     address = flags.FLAGS.replay_server
     if address is None:
@@ -119,6 +119,10 @@ def replay_server() -> str:
             got="no value",
             remedy="Start it with the same gin file, and pass the address that it prints.",
         )
+    for server in address.split(","):
+        checks.address(server.strip(), f"--replay_server={address}")
+    if flags.FLAGS.variable_server is not None:
+        checks.address(flags.FLAGS.variable_server, "--variable_server")
     return str(address)
 
 

@@ -24,6 +24,10 @@ flags.DEFINE_multi_string(
 
 # Images of a single-host TPU, and of a pod slice. Only their TensorFlow has TPU kernels.
 RUNTIME, POD_RUNTIME = "tpu-vm-tf-2.15.0-pjrt", "tpu-vm-tf-2.15.0-pod-pjrt"
+_TENSORFLOWS = (
+    *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tensorflow-rocm"),
+    *("tf-nightly", "tf-nightly-cpu", "tf-nightly-gpu"),
+)
 # Sizes count TensorCores, or chips for v5e; one host has up to 8 of either.
 _ONE_HOST = 8
 _SMALL = (1, 4, 8)
@@ -187,6 +191,7 @@ def script(
     environment = f"export TPU_NAME={name} TPU_LOAD_LIBRARY=0; " if pod else ""
     kept = f"{options.root_dir} is on the TPU VM: copy it, then delete the TPU."
     files, names = _copied(options, packages)
+    _check_packages(packages)
     unpack = f"tar -xzf {name}.tgz && " if files else ""
     pip = f"{unpack}{_PIN} && python3 -m pip install -c tensorflow.txt {shlex.join(names)}"
     # A run that goes on keeps its files.
@@ -236,6 +241,28 @@ def _copied(options: JobOptions, packages: Sequence[str]) -> tuple[list[str], li
             )
         names.append(package)
     return files, names
+
+
+def _check_packages(packages: Sequence[str]) -> None:
+    """Checks that pip installs tfrl, and leaves the image's TensorFlow."""
+    if not any("tfrl" in package for package in packages):
+        raise UserError(
+            "--package",
+            expected="tfrl with the extra reverb among the packages",
+            got=", ".join(packages),
+            remedy="Add --package='tfrl[reverb]', or a wheel of it.",
+        )
+    for package in packages:
+        file = package.rpartition("/")[2]
+        name = re.split(r"-\d|[^-\w.]", file)[0].lower().replace("_", "-")
+        accepted = re.fullmatch(r"tensorflow\s*((~=|==)\s*2\.15\.0)?", package)
+        if name in _TENSORFLOWS and not accepted:
+            raise UserError(
+                f"--package={package}",
+                expected="the image's TensorFlow 2.15.0, which alone has TPU kernels",
+                got=package,
+                remedy="Leave it out; tensorflow~=2.15.0 is there.",
+            )
 
 
 def on_host(options: JobOptions, name: str, accelerator_type: str) -> JobOptions:

@@ -96,7 +96,7 @@ class Collector:
         self._player = copy.copy(workflow)
         self._player.replica_env = self.env
         self.connection = connection
-        check_settings(connection.address, connection.server_info(), workflow)
+        check_settings(connection.address, connection.server_info(), workflow, num_tasks)
         self.form = agent_form(workflow, seed)
         self.parameters = parameters.Subscriber(
             connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log

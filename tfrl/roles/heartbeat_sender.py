@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tfrl import checks
 from tfrl.replay.reverb.cancellable_call import leave_behind
-from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles.tables import HEARTBEATS
 
@@ -31,7 +31,7 @@ class HeartbeatSender:
         Raises:
           UserError: For an address of another form.
         """
-        check_address(address)
+        checks.address(address)
         self._address, self._log = address, log
         self._client = reverb().Client(address)
         self._row = [np.int64(0), np.int64(0), np.int32(task_id)]  # no env steps, learner steps

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UnavailableError, UserError
 from tfrl.nest_packing import array_of, builder
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_server
-from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
 from tfrl.types import Nest
 from tfrl.workflows.fast_call import JoinedOutputs
@@ -205,7 +204,7 @@ def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Co
     Raises:
       UserError: It does not answer in time, or has no table of parameters.
     """
-    check_address(address)
+    checks.address(address)
     info = await_server(address, reverb().Client(address), wait_seconds, log)
     if TABLE not in info:
         raise UserError(

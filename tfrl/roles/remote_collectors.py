@@ -36,6 +36,7 @@ from tfrl.roles.tables import (
     check_rollouts,
     check_settings,
     collectors_of,
+    collectors_told,
     normalizes,
     replay_at,
     rollout_form,
@@ -75,6 +76,8 @@ class RemoteCollectors(Collectors):
     of the server each worker of a synchronous learner publishes, to ask for rollouts again.
     """
 
+    _num_collectors = 0  # not known
+
     def __init__(
         self,
         workflow: LearnerWorkflow,
@@ -102,6 +105,7 @@ class RemoteCollectors(Collectors):
         self._stops, self._idle = stops, (-1, 0.0)  # learner steps when it was asked, and when
         connection.on_wait = self._end_if_asked
         self._workflow, self._variables = workflow, connection
+        self._num_collectors = self._num_collectors or collectors_told(info)
         self.wait_seconds, self._log = wait_seconds, log
         self._reader = parameters.AgentStateReader()
         self._publisher = parameters.Publisher(connection.client)
@@ -286,11 +290,20 @@ class RemoteCollectors(Collectors):
         with contextlib.suppress(Exception):  # `_of_table` says that the server does not respond
             self._look_at_heartbeats()
         now, last = time.monotonic(), dict(self._heard)
+        missing = self._missing()  # read last: who reports in between is in neither
         heard = [f"collector {i} {now - at:.0f} s ago" for i, at in sorted(last.items())]
         if not np.isnan(self._evaluator_heard):
             heard.append(f"evaluator {now - self._evaluator_heard:.0f} s ago")
         message = f"Last reports: {', '.join(heard) or 'none'}."
-        return f"{message} {self._of_tables()}"
+        return f"{missing}{message} {self._of_tables()}"
+
+    def _missing(self) -> str:
+        """Names the collectors that have not reported, or returns ""."""
+        return self._none_of("report", set(self._heard))
+
+    def _none_of(self, what: str, answered: set[int]) -> str:
+        missing = sorted(set(range(self._num_collectors)) - answered)
+        return f"No {what} of collectors {', '.join(map(str, missing))}. " if missing else ""
 
     def _look_at_heartbeats(self) -> None:
         """Reads the heartbeats while the main thread waits for experience."""
@@ -336,7 +349,7 @@ class RemoteCollectors(Collectors):
             f"The table {name!r} at {addresses}",
             expected=f"new experience within {self.wait_seconds:g} s",
             got=missing,
-            remedy="Start tfrl-collect with the same gin file and servers.",
+            remedy=f"{self._missing()}Start tfrl-collect with the same gin file and servers.",
         )
 
 
@@ -701,17 +714,12 @@ class RolloutCollectors(RemoteCollectors):
             taken.sort(key=operator.itemgetter(0))
         return [leaves for _, leaves, _ in taken], [lag for *_, lag in taken]
 
-    def _who(self) -> str:
-        """Also names the collectors that have sent no rollout; asynchronous ones: no report."""
-        awaited = self._synchronous and self._group is None
-        rollouts = {task for request, task in set(self._sources) if request >= self._request}
-        message = super()._who()  # may read further reports
-        answered = rollouts if awaited else set(self._heard)
-        missing = sorted(set(range(self._num_collectors)) - answered)
-        if not missing:
-            return message
-        what = "rollout" if awaited else "report"
-        return f"No {what} of collectors {', '.join(map(str, missing))}. {message}"
+    def _missing(self) -> str:
+        """Synchronous collectors: names those that have not sent their rollout."""
+        if not self._synchronous or self._group is not None:
+            return super()._missing()
+        sent = {task for request, task in set(self._sources) if request >= self._request}
+        return self._none_of("rollout", sent)
 
     def blank(self) -> Trajectory:
         """Returns a batch of zeros with the shapes of `play`'s."""

@@ -33,6 +33,7 @@ ROLLOUTS = "rollouts"
 EVALUATOR_TASK = -1
 # Leaves of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
+_NUM_COLLECTORS = "the number of collectors"
 # The name of the spec of TASK_ID, which states the number of collectors of a server.
 _OF_COLLECTORS = "of_{}_collectors"
 # The most unread reports; older ones are dropped.
@@ -223,6 +224,15 @@ def rollout_signature(form: Trajectory, num_collectors: int) -> dict[str, Any]:
     }
 
 
+def collectors_told(info: Mapping[str, Any]) -> int:
+    """Returns the number of collectors in a server's settings; 0 for a server that has none.
+
+    Args:
+      info: `{table: reverb TableInfo}`.
+    """
+    return int(reverb_tables.settings_of(info).get(_NUM_COLLECTORS, 0))
+
+
 def collectors_of(info: Mapping[str, Any]) -> int:
     """Returns the number of collectors of a server of rollouts; 1 for any other server.
 
@@ -235,10 +245,14 @@ def collectors_of(info: Mapping[str, Any]) -> int:
     return int(count[1]) if count else 1  # `check_rollouts` names the difference
 
 
-def shared_settings(workflow: LearnerWorkflow) -> dict[str, str]:
+def shared_settings(workflow: LearnerWorkflow, num_collectors: int | None = None) -> dict[str, str]:
     """Returns the settings that all processes of a run must share, by gin name, as text.
 
     Nets and tables are compared by their specs. Schedules differ with the budget of a learner.
+
+    Args:
+      workflow: The workflow of the gin file.
+      num_collectors: The number of collectors; None for a process that is not told.
     """
     agent = workflow.agent
     fields = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
@@ -247,6 +261,8 @@ def shared_settings(workflow: LearnerWorkflow) -> dict[str, str]:
     if isinstance(workflow, OffPolicyWorkflow):
         names += ["batch_size", "random_steps", "learning_starts"]
     values.update({f"{type(workflow).__name__}.{n}": getattr(workflow, n) for n in names})
+    if num_collectors is not None:
+        values[_NUM_COLLECTORS] = num_collectors
     return {name: repr(x) for name, x in values.items() if _is_plain(x)}
 
 
@@ -257,18 +273,24 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def check_settings(address: str, info: Mapping[str, Any], workflow: LearnerWorkflow) -> None:
+def check_settings(
+    address: str,
+    info: Mapping[str, Any],
+    workflow: LearnerWorkflow,
+    num_collectors: int | None = None,
+) -> None:
     """Checks that a server was started with the settings of this process.
 
     Args:
       address: "host:port" of the server.
       info: `{table: reverb TableInfo}`.
       workflow: The workflow of this process.
+      num_collectors: See `shared_settings`.
 
     Raises:
       UserError: If a setting differs; it names the setting.
     """
-    served, own = reverb_tables.settings_of(info), shared_settings(workflow)
+    served, own = reverb_tables.settings_of(info), shared_settings(workflow, num_collectors)
     for name in own:
         if served.get(name, own[name]) != own[name]:
             raise UserError(

@@ -251,9 +251,7 @@ def on_server(replay: ReplayFactory, address: str) -> ReverbReplay:
     Raises:
       UserError: For a malformed address, or a buffer that Reverb does not support.
     """
-    from tfrl.replay.reverb.factory import check_address
-
-    check_address(address)
+    checks.address(address)
     return on_reverb(replay).replace(address=address)
 
 

@@ -250,16 +250,12 @@ class TrainingLoop:
             self._stop = self._stop or "worker"
         return self._stop is not None
 
-    def _next(self, interval: int | None, env_steps: int) -> float:
-        """Returns the first multiple of an interval after `env_steps`."""
-        return math.inf if interval is None else (env_steps // interval + 1) * interval
-
     def _call(self, state: State, env_steps: int) -> tuple[State, int, list[dict[str, Any]]]:
         """Runs one compiled call; returns the new state, env steps, and its rows."""
         options = self.options
-        self._eval_due = self._next(options.eval_interval, env_steps)
-        self._save_due = self._next(options.checkpoint_interval, env_steps)
-        self._video_due = self._next(options.video_interval or None, env_steps)
+        self._eval_due = _next_multiple(options.eval_interval, env_steps)
+        self._save_due = _next_multiple(options.checkpoint_interval, env_steps)
+        self._video_due = _next_multiple(options.video_interval or None, env_steps)
         due = (self._eval_due, self._save_due, self._video_due)
         until = int(min(options.total_env_steps, *due))
         self._iterations = self._broadcast(self._iterations)
@@ -288,7 +284,7 @@ class TrainingLoop:
         self._adapt(seconds / (self._done - before))
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
-        self._show(rows[-1], compiled=self._compiled(done.state))
+        self._show(rows[-1], compiled=self._note_phases(done.state))
         self._warn(rows)
         event = Event(
             env_steps=new_steps, metrics=rows[-1], state=done.state, workflow=self.workflow
@@ -314,8 +310,8 @@ class TrainingLoop:
             wanted = max(1, round(_CALL_SECONDS / max(seconds_per_iteration, 1e-9)))
             self._iterations = min(wanted, self._iterations * 8)
 
-    def _compiled(self, state: State) -> bool:
-        """Whether the call before `state` was the first of its phase, which compiles."""
+    def _note_phases(self, state: State) -> bool:
+        """Counts the phases; returns whether the call was the first of its phase, and compiled."""
         before, self._phases = self._phases, len(self.workflow.runner(state).phases)
         return self._phases > before or self._calls == 1
 
@@ -404,3 +400,8 @@ class TrainingLoop:
     def _note(self, answer: Any, reason: str) -> None:
         if answer is STOP and self._stop is None:
             self._stop = reason
+
+
+def _next_multiple(interval: int | None, env_steps: int) -> float:
+    """Returns the first multiple of an interval after `env_steps`; infinity for None."""
+    return math.inf if interval is None else (env_steps // interval + 1) * interval

@@ -23,11 +23,11 @@ from tests.replay.reverb.server_runs import (
     wait_until,
     write,
 )
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.replay.reverb import connection as connection_lib
 from tfrl.replay.reverb.cancellable_call import ServerLostError
 from tfrl.replay.reverb.connection import Connection, await_server
-from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.server import ReverbServer
 
 NOTICED = 10.0
@@ -209,7 +209,7 @@ def test_it_is_said_at_once_that_a_server_is_waited_for():
 )
 def test_addresses(address):
     with pytest.raises(UserError) as error:
-        check_address(address)
+        checks.address(address)
     assert str(error.value) == (
         "The address of a Reverb server: expected host:port, for example localhost:8000, got "
         f"{address!r}. tfrl-reverb-server prints it when it serves."

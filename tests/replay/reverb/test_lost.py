@@ -13,7 +13,7 @@ LOST = ROOT / "tfrl" / "replay" / "reverb" / "cancellable_call.py"
 
 # The module alone, so that these processes need not import TensorFlow.
 _LOAD = f"""
-import importlib.util, sys, threading, time
+import atexit, importlib.util, sys, threading, time
 spec = importlib.util.spec_from_file_location("lost", {str(LOST)!r})
 lost = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(lost)
@@ -50,6 +50,16 @@ def test_an_orderly_end_keeps_its_code(code):
         sys.exit({code})
     """)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_nothing_left_behind_does_not_bound_the_exit():
+    done, _ = run("""
+        lost.leave_behind()
+        assert not lost.has_left_behind()
+        atexit.register(time.sleep, lost.ORDERLY_EXIT_SECONDS + 1)
+        sys.exit(75)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (75, "", "")
 
 
 def test_end_process():

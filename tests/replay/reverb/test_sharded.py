@@ -121,6 +121,22 @@ def test_the_error_of_one_server_does_not_wait_for_another(sharded, monkeypatch)
     goes_on.set()
 
 
+def test_a_folder_of_another_number_of_servers_is_refused(sharded, tmp_path):
+    buffer, *_ = sharded
+    buffer.save(str(tmp_path / "two"))
+    one = helpers.maker(2).init()
+    with pytest.raises(
+        UserError, match="the replay servers: expected 2, as in the checkpoint, got"
+    ):
+        one.restore(str(tmp_path / "two"))
+    one.save(str(tmp_path / "one"))
+    with pytest.raises(
+        UserError, match="the replay servers: expected 1, as in the checkpoint, got"
+    ):
+        buffer.restore(str(tmp_path / "one"))
+    one.close()
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_packed_items_of_one_step_go_to_servers_in_turn(block_size):
     limits = {"min_size": 16, "samples_per_insert": 1.0, "tolerance": 16.0}

@@ -567,6 +567,7 @@ class ReverbBuffer(ReplayBuffer):
         Raises:
           UserError: For a missing folder, or the folder of a buffer with other settings.
         """
+        checkpoints.check_servers(folder, 1)
         here = isinstance(self._connection, LocalServer)
         # The form of an external server's items was compared when it answered.
         asked = self._asked if here else None

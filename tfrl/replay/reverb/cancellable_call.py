@@ -46,8 +46,10 @@ def leave_behind(*things: Any) -> None:
     """Keeps objects that wait for a lost server alive until exit, and bounds the time of the exit.
 
     Args:
-      *things: Functions and objects whose destructors may block.
+      *things: Functions and objects whose destructors may block; none changes nothing.
     """
+    if not things:
+        return
     with _lock:
         if not _left_behind:
             atexit.register(_bound_exit)

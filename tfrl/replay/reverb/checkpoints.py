@@ -109,6 +109,19 @@ def restore(
     return values, root / _TABLES, form if elsewhere else form.replace(block_size=block_size)
 
 
+def check_servers(folder: str, servers: int) -> None:
+    """Raises a UserError for a folder of another number of servers; see `ShardedBuffer.save`."""
+    saved = len([p for p in pathlib.Path(folder).glob("[0-9]*") if p.is_dir()]) or 1
+    if saved != servers:
+        raise UserError(
+            "the replay servers",
+            expected=f"{saved}, as in the checkpoint",
+            got=servers,
+            remedy="Use the servers of the run, or refill empty ones with "
+            "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
+        )
+
+
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
     """Returns the settings that saved tables depend on, `{table: {argument: value}}`."""
     names = [n for n in replay.table_configs[0].__dataclass_fields__ if n != "name"]

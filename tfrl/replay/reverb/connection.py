@@ -15,7 +15,7 @@ from tfrl.distribute.multi_worker import refusal
 from tfrl.errors import UnavailableError, UserError
 from tfrl.replay.reverb import library
 from tfrl.replay.reverb.cancellable_call import Callers, ServerLostError, leave_behind, too_long
-from tfrl.replay.reverb.factory import MOST_SECONDS, ReverbReplay, check_address
+from tfrl.replay.reverb.factory import MOST_SECONDS, ReverbReplay
 from tfrl.replay.reverb.tables import check_tables
 
 reverb = library.reverb()
@@ -217,7 +217,7 @@ def await_server(
       UserError: A malformed address.
       UnavailableError: No answer in time.
     """
-    check_address(address)
+    checks.address(address)
     errors = (RuntimeError, reverb.errors.ReverbError)
     deadline = time.monotonic() + seconds
     while True:
@@ -254,7 +254,7 @@ def await_tables(replay: ReverbReplay, log: Callable[[str], None]) -> None:
       UserError: See `await_server`; and for tables that differ from the factory's.
     """
     for address in replay.addresses:
-        check_address(address)
+        checks.address(address)
         info = await_server(address, reverb.Client(address), replay.timeout, log)
         check_tables(info, replay.of_one_server)
 
@@ -291,7 +291,7 @@ class Connection:
         Raises:
           UserError: A malformed address, a number out of bounds, or no answer in time.
         """
-        check_address(address)
+        checks.address(address)
         bound = (0, MOST_SECONDS, False)
         checks.number("Connection's timeout", timeout, *bound)
         checks.number("Connection's heartbeat", heartbeat, *bound)

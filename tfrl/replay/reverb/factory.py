@@ -154,26 +154,6 @@ def check_bind(bind: str) -> None:
     )
 
 
-def check_address(address: str) -> None:
-    """Checks the form of an address.
-
-    Args:
-      address: `host:port`.
-
-    Raises:
-      UserError: For any other form.
-    """
-    host, colon, port = str(address).rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not (host and colon and is_port) or {",", "/"} & set(host):
-        raise UserError(
-            "The address of a Reverb server",
-            expected="host:port, for example localhost:8000",
-            got=repr(address),
-            remedy="tfrl-reverb-server prints it when it serves.",
-        )
-
-
 @struct.logic_dataclass
 class ReverbReplay(struct.Struct):
     """Creates Reverb tables, and buffers that write to them and sample from them.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
+from tfrl.replay.reverb import checkpoints
 from tfrl.replay.reverb.buffer import ReverbBuffer, distribute
 from tfrl.replay.reverb.cancellable_call import Callers, leave_behind
 from tfrl.types import Trajectory
@@ -199,6 +200,7 @@ class ShardedBuffer(ReplayBuffer):
 
     def restore(self, folder: str) -> None:
         """Reads a folder of `save`; see `ReverbBuffer.restore`."""
+        checkpoints.check_servers(folder, len(self.shards))
         for i, shard in enumerate(self.shards):
             shard.restore(str(pathlib.Path(folder, str(i))))
 
