@@ -199,6 +199,12 @@ def _is_setting(name: str, value: Any) -> bool:
     return not (described or name.startswith(("__", "_tfrl_")) or name == "_abc_impl")
 
 
+def _code_of(cls: type) -> Hashable:
+    """Returns the functions of a class, one of which a user may replace between two objects."""
+    kinds = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+    return tuple(x for base in cls.__mro__ for x in vars(base).values() if isinstance(x, kinds))
+
+
 def logic_key(value: Any) -> Hashable:
     """Returns a key that is equal for objects of equal logic (fields, items, functions).
 
@@ -228,11 +234,15 @@ def logic_key(value: Any) -> Hashable:
     if isinstance(value, type):
         return value
     if callable(getattr(type(value), "logic", None)):
-        return type(value), logic_key(value.logic())
+        return type(value), _code_of(type(value)), logic_key(value.logic())
     if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
         names = class_settings(type(value)).keys() | {f.name for f in dataclasses.fields(value)}
-        names -= {f.name for f in dataclasses.fields(value) if not f.init}  # follow from the others
-        return type(value), tuple((n, logic_key(getattr(value, n))) for n in sorted(names))
+        if hasattr(type(value), "__tf_flatten__"):  # of `tfrl.struct`: derived from the others
+            names -= {f.name for f in dataclasses.fields(value) if not f.init}
+        else:  # `__post_init__` may set any attribute
+            names |= getattr(value, "__dict__", {}).keys()
+        settings = tuple((n, logic_key(getattr(value, n))) for n in sorted(names))
+        return type(value), _code_of(type(value)), settings
     if isinstance(value, types.SimpleNamespace):
         return type(value), logic_key(vars(value))
     return _Same(value)

@@ -1,17 +1,21 @@
 """DQN: the loss by hand, epsilon-greedy acting, masks, target networks, known values of a chain."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tests.agents import off_policy_cases as cases
-from tfrl import networks, seeding, specs, struct
+from tfrl import make_env, networks, ops, seeding, specs, struct
 from tfrl.agents import DQN
 from tfrl.agents.dqn.losses import dqn_loss
 from tfrl.errors import UserError
 from tfrl.keras import api as keras
+from tfrl.replay import InGraphReplay
 from tfrl.types import Transition
+from tfrl.workflows import OffPolicyWorkflow
 
 KEY = cases.KEY
 pytestmark = pytest.mark.usefixtures("_eager_updates")
@@ -397,3 +401,70 @@ def test_collectors_of_ape_x_have_epsilons_of_their_own():
     assert float(agent.collector_state(state, 0, 1).extra["epsilon"]) == np.float32(0.4)
     plain = agent.replace(collector_epsilon=None)
     assert plain.collector_state(state, 1, 3) is state
+
+
+@struct.logic_dataclass
+class QRDQN(DQN):
+    """Dabney et al. 2018, https://arxiv.org/abs/1710.10044."""
+
+    quantiles: int = 5
+
+    def make_head(self, torso):
+        return networks.QNetwork(torso=torso, num_actions=self.num_actions * self.quantiles)
+
+    def target_q(self, q):
+        return tf.reshape(q, [*q.shape[:-1], self.num_actions, self.quantiles])
+
+    def policy_q(self, q):
+        return tf.reduce_mean(self.target_q(q), -1)
+
+    def regression(self, q, next_q, batch, *, next_q_selector, next_mask):
+        selector = tf.reduce_mean(next_q, -1) if next_q_selector is None else next_q_selector
+        best = tf.argmax(ops.mask_action_values(selector, next_mask), -1)
+        bootstrap = tf.gather(next_q, best, batch_dims=1)
+        target = batch.reward[:, None] + batch.discount[:, None] * bootstrap
+        taken = tf.gather(self.target_q(q), batch.action, batch_dims=1)
+        loss = ops.quantile_huber_loss(taken, target, weights=batch.weight)
+        target = tf.reduce_mean(target, -1)
+        return loss, ops.TDExtra(tf.stop_gradient(target - tf.reduce_mean(taken, -1)), target)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_another_head_by_the_hooks(double):
+    env = make_env("tf:CartPole-v1", num_envs=2)
+    given = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+    agent = QRDQN(**given, hidden=(8,), double=double)
+    state = agent.init(seeding.key(0))
+    obs = seeding.normal(seeding.key(1), [6, 4])
+    assert agent.action_values(state, obs).shape == [6, 2]
+    batch = Transition(
+        obs=obs,
+        action=tf.constant([0, 1, 1, 0, 1, 0]),
+        reward=tf.ones([6]),
+        next_obs=seeding.normal(seeding.key(2), [6, 4]),
+        discount=tf.constant([0.0, 0.9, 0.9, 0.9, 0.9, 0.9]),
+    )
+    errors = agent.td_errors(state, batch, seeding.key(3))
+    value = agent.action_values(state, obs)
+    # The first item ends: its target is the reward.
+    np.testing.assert_allclose(errors[0], abs(1.0 - value[0, 0]), rtol=1e-5)
+    workflow = OffPolicyWorkflow(
+        env,
+        agent,
+        replay=functools.partial(InGraphReplay, capacity=200, kind="prioritized"),
+        batch_size=8,
+        random_steps=16,
+        compile="graph",
+    )
+    filled = workflow.advance(workflow.setup(0), 40)  # to the end of the random play
+    done = workflow.advance(filled.state, 8)
+    assert np.isfinite(done.rows[-1]["loss"]) and done.rows[-1]["learner_steps"] > 0
+
+
+def test_a_network_whose_values_do_not_follow_is_refused():
+    env = make_env("tf:CartPole-v1", num_envs=2)
+    given = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+    torso = networks.make_torso(env.obs_spec, hidden=(8,))
+    QRDQN(**given, q=networks.QNetwork(torso=torso, num_actions=10))
+    with pytest.raises(UserError, match="QRDQN.q: expected a network that returns one value for"):
+        QRDQN(**given, q=networks.QNetwork(torso=torso, num_actions=9))

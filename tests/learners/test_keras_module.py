@@ -133,6 +133,44 @@ class TrainingTest(parameterized.TestCase):
         assert "first" in metrics
 
 
+class Spanning(Learner):
+    """One optimizer for all modules."""
+
+    def configure_optimizers(self):
+        params = [v for m in self.modules for v in self.get_parameters(m) if v.trainable]
+        self.register_optimizer(optimizer=K.optimizers.SGD(), params=params, lr_or_lr_schedule=0.01)
+
+
+def moving_means(learner, compile="graph"):
+    learner.build(KEY)
+    if compile == "pure":
+        batch = {m: line() for m in learner.modules}
+        timesteps = tf.constant(0, tf.int64)
+        state = struct.values(learner.learner_state)
+        states = learner.fit(state, batch, key=KEY, timesteps=timesteps)[0].agent_state
+    else:
+        learner.update_from_batch({m: line() for m in learner.modules}, compile=compile, key=KEY)
+        states = learner.learner_state.agent_state
+    return {
+        m: next(x.numpy() for p, x in struct.paths(own).items() if "moving_mean" in p)
+        for m, own in states.items()
+    }
+
+
+@pytest.mark.parametrize("compile", ["graph", "eager"])
+def test_untrained_leaves_change_whoever_owns_the_optimizer(compile):
+    modules = {m: KerasModule(model_fn=noisy, loss_fn="mse") for m in "ab"}
+    own, spanning = (moving_means(kind(modules), compile) for kind in (Learner, Spanning))
+    for m in "ab":
+        assert np.abs(own[m]).max() > 0.01
+        np.testing.assert_allclose(own[m], spanning[m], rtol=1e-5)
+    borrower = Learner(modules, shared={"a/model": ["b/model"]})
+    borrower.build(KEY)
+    borrower.update_from_batch({"b": line()}, compile=compile, key=KEY)
+    state = struct.paths(borrower.module_state("b"))
+    assert any(np.abs(x).max() > 0.01 for p, x in state.items() if "moving_mean" in p)
+
+
 class LossTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("name", "mse"),

@@ -386,6 +386,30 @@ class IteratorTest(parameterized.TestCase):
         )
         self.assertEqual(row[ID]["gradient_steps"], 24)
 
+    def test_a_key_is_that_of_the_first_batch(self):
+        class Drawing(Dot):
+            def loss(self, params, batch, outputs, key):
+                loss, metrics = super().loss(params, batch, outputs, key)
+                return loss, {**metrics, "draw": seeding.uniform(key, [])}
+
+        def draws(update):
+            learner = built(Drawing())
+            return update(learner)[ID]["draw"]
+
+        first = draws(lambda x: x.update_from_batch(numbered(4), key=seeding.key(7)))
+        one = draws(lambda x: x.update_from_iterator([numbered(4)], key=7))
+        three = draws(lambda x: x.update_from_iterator([numbered(4)] * 3, key=7))
+        self.assertEqual(first, one)
+        self.assertNotAlmostEqual(one, three, places=3)  # the mean of other draws
+
+    def test_a_clone_has_its_own_place_in_a_list(self):
+        rows = [column([1, 0]), column([2, 0]), column([4, 0])]
+        learner = built(Dot())
+        learner.update_from_iterator(rows, 1)
+        clones = [learner.clone() for _ in range(2)]
+        found = [x.update_from_iterator(rows, 1)[ID]["loss"] for x in clones]
+        self.assertEqual(*found)
+
     def test_an_exhausted_one_says_how_far_it_came(self):
         learner = built(Dot())
         batches = [column([1, 1])] * 2

@@ -450,14 +450,25 @@ def test_agents_of_two_algorithms_learn_from_the_population():
     assert np.isfinite(rows[-1]["a/critic/loss"]) and np.isfinite(rows[-1]["b/critic/loss"])
 
 
-def test_a_state_that_was_consumed_or_copied_into_tensors():
+def test_a_state_that_was_consumed_is_refused():
     workflow = workflow_of()
     state = workflow.setup(0)
     workflow.step(state)
     with pytest.raises(UserError, match=r"(?s)newest state of its run.*snapshot"):
         workflow.step(state)
-    with pytest.raises(UserError, match=r"(?s)a state of variables.*snapshot"):
-        workflow.step(struct.values(workflow.setup(0)))
+
+
+def test_a_state_of_tensors_goes_on_in_variables_of_its_own():
+    workflow = workflow_of()
+    _, state = workflow.step(workflow.setup(0))
+    stacked = struct.stack([struct.values(workflow.setup(1)), struct.values(state)])
+    taken = struct.take(stacked, 1)
+    with pytest.raises(UserError, match="ERLWorkflow.iterate: expected a state of variables"):
+        workflow.iterate(taken, seeding.key(0))
+    (row, one), (expected, other) = workflow.step(taken), workflow.step(state)
+    assert row == expected
+    for path, x in struct.paths(struct.values(other)).items():
+        np.testing.assert_array_equal(struct.paths(struct.values(one))[path], x, path)
 
 
 @pytest.mark.parametrize(

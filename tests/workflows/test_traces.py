@@ -1,5 +1,6 @@
 """Equal logic is traced once, also for another seed, a copy, a checkpoint or another object."""
 
+import dataclasses
 import functools
 import gc
 
@@ -165,6 +166,44 @@ def test_other_logic_is_traced_anew():
         TRACED.clear()
         workflow.step(workflow.setup(0))
     assert "loss" in TRACED
+
+
+def test_a_function_of_a_class_belongs_to_its_logic(monkeypatch):
+    class Loose(PPO):
+        scale = staticmethod(lambda x: x)
+
+        def policy_loss(self, policy, value, batch, state):
+            loss, metrics = super().policy_loss(policy, value, batch, state)
+            return self.scale(loss), metrics
+
+    def loss():
+        workflow = OnPolicyWorkflow(
+            tfrl.make_env("tf:CartPole-v1", 4), Loose, rollout_length=8, compile="graph"
+        )
+        return workflow.step(workflow.setup(0))[0]["loss"]
+
+    before = loss()
+    monkeypatch.setattr(Loose, "scale", staticmethod(lambda x: 0.0 * x))
+    assert before != 0.0 and loss() == 0.0
+    monkeypatch.setattr(Loose, "policy_loss", lambda *_: (tf.constant(5.0), {}))
+    assert loss() == 5.0
+
+
+def test_attributes_of_a_plain_dataclass_belong_to_its_logic():
+    @dataclasses.dataclass
+    class Plain:
+        scale: float
+        twice: float = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            self.twice = self.thrice = self.scale
+
+    one, other = Plain(1.0), Plain(1.0)
+    assert traces.logic_key(one) == traces.logic_key(other)
+    other.twice = 3.0
+    assert traces.logic_key(one) != traces.logic_key(other)
+    other.twice, other.thrice = 1.0, 3.0
+    assert traces.logic_key(one) != traces.logic_key(other)
 
 
 def test_one_mirrored_replica_is_traced_for_its_own_variables():

@@ -106,8 +106,9 @@ def check_value(
     normalize_obs: bool,
     num_actions: int | None = None,
     action_spec: Nest = None,
+    values: Callable[[Any], Any] = lambda output: output,
 ) -> None:
-    """Checks that a network outputs one number, or one per action.
+    """Checks that a network outputs one number, or one per action; or `values` of its output.
 
     With an `action_spec` its input is the tuple (observation, action), with a normalised
     observation. Other arguments and errors are as in `check_policy`.
@@ -118,7 +119,12 @@ def check_value(
         shape = [1, num_actions]
 
     def fits(output: Any) -> bool:
-        return _is_float(output) and output.shape.is_compatible_with(shape)
+        if not _is_float(output):
+            return False
+        try:
+            return bool(values(output).shape.is_compatible_with(shape))
+        except (TypeError, ValueError):  # of other sizes than `values` reshapes
+            return False
 
     _check_output(name, network, spec, normalize_obs, wanted, fits, action_spec)
 

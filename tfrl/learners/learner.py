@@ -986,7 +986,7 @@ class Learner:
           shuffle: A fresh permutation in every epoch.
           remainder: Treatment of steps that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take.
-          key: See `update_from_batch`.
+          key: See `update_from_batch`; that of the first batch, from which the others follow.
           compile: "graph", "xla" or "eager".
           shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
@@ -1091,7 +1091,7 @@ class Learner:
           shuffle: A fresh permutation of each batch in every epoch.
           remainder: Treatment of rows that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take on each batch.
-          key: See `update_from_batch`.
+          key: See `update_from_batch`; that of the first batch, from which the others follow.
           compile: "graph", "xla" or "eager".
           shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
@@ -1118,7 +1118,7 @@ class Learner:
         results: list[Results] = []
         begun: list[str] = []
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 new = [m for m in planning.batches_to_train(self, batch) if m not in begun]
                 if new:
                     start = functools.partial(
@@ -1126,9 +1126,12 @@ class Learner:
                     )
                     self._call_hooks(compile, ("begin", tuple(new), not begun), start, steps)
                     begun += new
+                own = key
+                if key is not None and number:
+                    own = seeding.fold_in(seeding.as_key(key), number)
                 results.append(
                     self._update_from_batch(
-                        batch, steps, key, compile, minibatch_size, call_hooks=False, **options
+                        batch, steps, own, compile, minibatch_size, call_hooks=False, **options
                     )
                 )
         finally:

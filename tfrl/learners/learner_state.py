@@ -320,6 +320,7 @@ def clone_into(learner: Learner, other: Learner) -> None:
             mirror.update({old.ref(): new for old, new in pairs})
         other.optimizers = learner.optimizers.copy(mirror)
     other._compiled, other._traces = {}, learner._traces
+    other._iterated = None
     other.modules, other.configs = dict(learner.modules), dict(learner.configs)
     other.metrics = type(learner.metrics)()
     other.metrics.set_state(learner.metrics.get_state())

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 Flags = dict[str, tf.Tensor]
 # State, metrics, stopped modules, modules with finite losses and gradients.
 StepResult = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
-# Conditions, the optimizers' owner, its gradients, and its updates without gradients.
-OwnerStep = tuple[list[tf.Tensor], str, ParamDict, Any]
+# Conditions, gradients of an owner's optimizers, and `{module_id: untrained leaves afterwards}`.
+OwnerStep = tuple[list[tf.Tensor], ParamDict, dict[str, Any]]
 
 
 @struct.dataclass
@@ -321,6 +321,7 @@ class _TrainStep:
         finite = dict.fromkeys(updates, tf.constant(True))
         still_active = self._active(state, updates, stopped, all_due=all_due)
         steps: list[OwnerStep] = []
+        untrained = dict(per_replica.param_updates)
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
             involved = [
@@ -338,7 +339,10 @@ class _TrainStep:
             leaders = [owner] if owner in updates else involved
             if all(m in still_active for m in leaders):
                 conditions.append(_any([still_active[m] for m in leaders]))
-            steps.append((conditions, owner, own, per_replica.param_updates.get(owner)))
+            # A module's untrained leaves follow the first of its optimizers. Modules that share a
+            # group change the same leaves: the first one is applied last.
+            changes = {m: untrained.pop(m) for m in reversed(involved) if m in untrained}
+            steps.append((conditions, own, changes))
         rows = {m: self._metrics_of(m, computed, norms) for m in updates}
         return self._apply(state, steps), rows, stopped, finite
 
@@ -390,7 +394,7 @@ class _TrainStep:
     def _apply_together(self, state: LearnerState, *, steps: list[Any]) -> LearnerState:
         """The state after the steps of some owners' optimizers, in one call."""
         learner = self._learner
-        gradients = {ref: g for _, own, _ in steps for ref, g in own.items()}
+        gradients = {ref: g for own, _ in steps for ref, g in own.items()}
 
         def step(values: list[tf.Tensor]) -> None:
             learner.apply_gradients(dict(zip(gradients, values, strict=True)))
@@ -399,11 +403,10 @@ class _TrainStep:
             self._replicas.run(step, list(gradients.values()))
         else:
             state = stepped(learner, state, self._replicas.any_replica(gradients))
-        for owner, _, changes in steps:
-            if changes is not None:
-                state = with_param_updates(
-                    learner, state, owner, self._replicas.any_replica(changes)
-                )
+        for _, changes in steps:
+            for module_id, leaves_after in changes.items():
+                values = self._replicas.any_replica(leaves_after)
+                state = with_param_updates(learner, state, module_id, values)
         return state
 
     # On the replicas.

@@ -58,6 +58,7 @@ from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_rows import checked_rows, in_one_row, name_in_row
 from tfrl.workflows.offspring import LearnerSteps, train_members, with_one_update
 from tfrl.workflows.run_state import State
+from tfrl.workflows.run_values import filled
 from tfrl.workflows.stages import Stages, auto_needs_timing, check_compile
 
 STAGES = ("play", "update")
@@ -279,6 +280,10 @@ class ERLWorkflow(Workflow):
 
     def setup(self, seed: int | tf.Tensor) -> State:
         """Returns a fresh state from a seed, or a key int32 [2]."""
+        return self.postsetup_replay_buffer(self._begun(seed))
+
+    def _begun(self, seed: int | tf.Tensor) -> State:
+        """Returns a state over new variables."""
         keys = seeding.streams(seeding.as_key(seed), ("agent", "search", "run"))
         learner = self.setup_agent(keys["agent"])
         self._learner = self._learner or learner.form()
@@ -287,7 +292,7 @@ class ERLWorkflow(Workflow):
         self._check_same_form(own.agent_state)
         search = self.optimizer.init(params, keys["search"])
         self.injection.check_search(search)
-        state = State(
+        return State(
             key=keys["run"],
             metrics=self.setup_workflow_metrics().replace(learner=own.counters),
             agent_state=own.agent_state,
@@ -299,7 +304,6 @@ class ERLWorkflow(Workflow):
             env_state=None,  # a generation plays whole episodes
             replay_buffer_state=self.replay.init().variables(),
         )
-        return self.postsetup_replay_buffer(state)
 
     def setup_agent(self, key: tf.Tensor) -> Learner:
         """Builds the learner of the agents."""
@@ -337,6 +341,13 @@ class ERLWorkflow(Workflow):
     @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation; changes the agents' and replay buffer's variables in place."""
+        if not leaves.in_place(state.replay_buffer_state):
+            raise UserError(
+                "ERLWorkflow.iterate",
+                expected="a state of variables, whose agents and replay buffer change in place",
+                got="a state of tensors",
+                remedy="Use workflow.step, which copies it into variables.",
+            )
         keys = seeding.streams(key, ("train", "play", "learn"))
         before = state.metrics.env_steps
         ask = stages.stage("ask", self.injection.ask)
@@ -652,18 +663,13 @@ class ERLWorkflow(Workflow):
         return self.replay.over(state.replay_buffer_state, self.replicas)
 
     def ready(self, state: State) -> State:
-        """Returns the state, which must be the newest of its run.
+        """Returns the state; a state of tensors is copied into variables.
 
         Raises:
-          UserError: For a state of tensors, or one that a later step has consumed.
+          UserError: For a state that a later step has consumed, or of another structure.
         """
         if not leaves.in_place(state.replay_buffer_state):
-            raise UserError(
-                "the state given to ERLWorkflow",
-                expected="a state of variables, whose agents and replay buffer change in place",
-                got="a state of tensors",
-                remedy="Pass a state from setup, restore or snapshot.",
-            )
+            state = filled("the state given to ERLWorkflow", self._begun(state.key), state)
         return super().ready(state)
 
     def load_values(

@@ -62,6 +62,7 @@ from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.run_values import (
     OWN_REPLAY,
     PLAYED,
+    filled,
     learner_values,
     load_learner,
     load_progress,
@@ -555,7 +556,7 @@ class LearnerWorkflow(Workflow):
             first = first_nests(self, self.setup_agent_and_optimizer(keys["agent"]))
             for name, x in zip(("agent_state", "opt_state"), first, strict=True):
                 what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
-                _filled(what, getattr(state, name), x)
+                filled(what, getattr(state, name), x)
         return self.postsetup_replay_buffer(state)
 
     def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
@@ -687,14 +688,14 @@ class LearnerWorkflow(Workflow):
         names = ["replay_buffer_state"]
         if runner is None:
             names += ["agent_state", "opt_state"]
-            _filled("the counters of the state", copy.metrics.learner, state.metrics.learner)
+            filled("the counters of the state", copy.metrics.learner, state.metrics.learner)
         else:
             self.runner(copy).take_modes(runner)
-        filled = {
-            name: _filled(f"{name} of the state", getattr(copy, name), getattr(state, name))
+        values = {
+            name: filled(f"{name} of the state", getattr(copy, name), getattr(state, name))
             for name in names
         }
-        return copy.replace(**filled)
+        return copy.replace(**values)
 
     def _check_played(self, state: State) -> None:
         """Raises a UserError for observations of other environments or of another number."""
@@ -936,17 +937,3 @@ class LearnerWorkflow(Workflow):
         load_learner(self, state, values)
         self._note_iterations(state)
         return state
-
-
-def _filled(what: str, nest: Nest, values: Nest) -> Nest:
-    """Returns a nest with other values, variables in place; a UserError for another structure."""
-    own, new = struct.paths(nest), struct.paths(values)
-    check_fits(
-        what,
-        own,
-        new,
-        expected="the structure and shapes of this workflow's state",
-        remedy="Start from the state that this workflow's `setup` returns.",
-    )
-    filled = [leaves.put(x, tf.convert_to_tensor(new[path], x.dtype)) for path, x in own.items()]
-    return tf.nest.pack_sequence_as(nest, filled)

@@ -16,6 +16,7 @@ from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learning import leaves
+from tfrl.storage.checkpoint_format import check_fits
 from tfrl.types import Nest
 from tfrl.workflows.run_state import State
 
@@ -170,3 +171,19 @@ def _check_replicas(
 def _of_replicas(progress: Mapping[str, Nest]) -> dict[str, Nest]:
     """Returns the values that differ between replicas."""
     return {name: progress[name] for name in ("env_state", "carry") if name in progress}
+
+
+def filled(what: str, nest: Nest, values: Nest) -> Nest:
+    """Returns a nest with other values, variables in place; a UserError for another structure."""
+    own, new = struct.paths(nest), struct.paths(values)
+    check_fits(
+        what,
+        own,
+        new,
+        expected="the structure and shapes of this workflow's state",
+        remedy="Start from the state that this workflow's `setup` returns.",
+    )
+    new_leaves = [
+        leaves.put(x, tf.convert_to_tensor(new[path], x.dtype)) for path, x in own.items()
+    ]
+    return tf.nest.pack_sequence_as(nest, new_leaves)

@@ -22,32 +22,6 @@ from tfrl.types import ActionOutput, AgentState, Nest
 DEFAULT_HIDDEN = (64, 64)
 
 
-def default_network(
-    torso: networks.Torso | None,
-    obs_spec: Nest,
-    num_actions: int,
-    *,
-    dueling: bool,
-    hidden: tuple[int, ...] | None,
-    obs_key: str | None,
-) -> networks.Network:
-    """A head on a torso; by default a ReLU MLP, for an image the Nature-CNN.
-
-    Args:
-      torso: The torso; None for the default.
-      obs_spec: The nest of specs of the network's input.
-      num_actions: Number of actions.
-      dueling: Whether the head is a dueling one.
-      hidden: Sizes of the default MLP's layers; None for 64, 64.
-      obs_key: The item of the observation that the default torso takes.
-    """
-    if torso is None:
-        hidden = DEFAULT_HIDDEN if hidden is None else hidden
-        torso = default_torso(obs_spec, hidden, obs_key, "relu")
-    kind = networks.DuelingQNetwork if dueling else networks.QNetwork
-    return kind(torso=torso, num_actions=num_actions)
-
-
 _EPSILON_REMEDY = "Pass points [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
@@ -118,16 +92,18 @@ class DQN(OffPolicy):
                 memory=False,
             )
             network_checks.check_value(
-                f"{owner}.q", self.q, input_spec, self.normalize_obs, self.num_actions
+                f"{owner}.q",
+                self.q,
+                input_spec,
+                self.normalize_obs,
+                self.num_actions,
+                values=self.policy_q,
             )
-        self.network = self.q or default_network(
-            self.torso,
-            input_spec,
-            self.num_actions,
-            dueling=self.dueling,
-            hidden=self.hidden,
-            obs_key=self.obs_key,
-        )
+        self.network = self.q or self.make_head(self.torso or self._default_torso(input_spec))
+
+    def _default_torso(self, input_spec: Nest) -> networks.Torso:
+        hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
+        return default_torso(input_spec, hidden, self.obs_key, "relu")
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
@@ -217,6 +193,11 @@ class DQN(OffPolicy):
 
     # Hooks of subclasses.
 
+    def make_head(self, torso: networks.Torso) -> networks.Network:
+        """Returns the Q-network on a torso; any output from which `policy_q` follows."""
+        kind = networks.DuelingQNetwork if self.dueling else networks.QNetwork
+        return kind(torso=torso, num_actions=self.num_actions)
+
     def policy_q(self, q: tf.Tensor) -> tf.Tensor:
         """Returns the values that choose actions, float32 `[..., A]`, from the network's output."""
         return q
@@ -224,6 +205,34 @@ class DQN(OffPolicy):
     def target_q(self, q: tf.Tensor) -> tf.Tensor:
         """Returns the values of o' in the target, float32 `[N, A]`, from the target network's."""
         return q
+
+    def regression(
+        self,
+        q: tf.Tensor,
+        next_q: tf.Tensor,
+        batch: Nest,
+        *,
+        next_q_selector: tf.Tensor | None,
+        next_mask: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, TDExtra]:
+        """Returns the loss, and errors and targets `[N]`; see `losses.dqn_loss`.
+
+        Args:
+          q: The network's output at o, with gradient.
+          next_q: `target_q` of the target network's output at o'.
+          batch: The rows, a `Transition`.
+          next_q_selector: `policy_q` of the network's output at o', float32 `[N, A]`; None without
+            `double`.
+          next_mask: bool `[N, A]`, the valid actions at o'; None for all.
+        """
+        return dqn_loss(
+            q,
+            next_q,
+            batch,
+            next_q_selector=next_q_selector,
+            next_mask=next_mask,
+            huber_delta=self.huber_delta,
+        )
 
     # Learning.
 
@@ -240,7 +249,7 @@ class DQN(OffPolicy):
     def loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of `losses.dqn_loss`, with the online network in training mode.
+        """The loss of `regression`, with the online network in training mode.
 
         Args:
           params: Values that gradients flow to.
@@ -268,13 +277,9 @@ class DQN(OffPolicy):
         selector = None
         if self.double:
             selector = self.policy_q(self.network.apply(params["q"], next_seen))
-        loss, extra = dqn_loss(
-            q,
-            self.target_q(self.network.apply(state.target_params["q"], next_seen)),
-            batch,
-            next_q_selector=selector,
-            next_mask=next_mask,
-            huber_delta=self.huber_delta,
+        next_q = self.target_q(self.network.apply(state.target_params["q"], next_seen))
+        loss, extra = self.regression(
+            q, next_q, batch, next_q_selector=selector, next_mask=next_mask
         )
         return loss, extra, after
 
