@@ -3,16 +3,17 @@
 Importing tfrl imports neither TensorFlow nor NumPy: names and submodules load when first used.
 """
 
-import importlib
-import pathlib
-import re
-import sys
-from typing import TYPE_CHECKING, Any
+# With underscores: whatever stands here is an attribute of the package.
+import importlib as _importlib
+import pathlib as _pathlib
+import re as _re
+import sys as _sys
+import typing as _typing
 
 from tfrl import _log_filter
 from tfrl._version import __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from tfrl.agents import Agent, MultiAgent, RandomAgent, algorithm
     from tfrl.envs.registry import make_env
     from tfrl.evaluation import Evaluator
@@ -112,14 +113,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Loads a public name, an algorithm or a submodule when it is first used (PEP 562)."""
     if name in _MODULE_OF:
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        value = getattr(_importlib.import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
-        value = importlib.import_module(f"{__name__}.{name}")
+        value = _importlib.import_module(f"{__name__}.{name}")
     elif not name.startswith("_") and name in _algorithm_names():
-        value = getattr(importlib.import_module(f"{__name__}.agents"), name)
+        value = getattr(_importlib.import_module(f"{__name__}.agents"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -132,15 +133,15 @@ def _algorithm_names() -> set[str]:
     Without sources, as in a zip file, this imports `tfrl.agents`.
     """
     core = f"{__name__}.agents.core"
-    if core not in sys.modules and (names := _names_in_sources()):
+    if core not in _sys.modules and (names := _names_in_sources()):
         return names
-    return set(importlib.import_module(core).ALGORITHMS)
+    return set(_importlib.import_module(core).ALGORITHMS)
 
 
 def _names_in_sources() -> set[str]:
     """The names of the classes in `tfrl.agents` that the decorator `algorithm` registers."""
-    sources = (pathlib.Path(__file__).parent / "agents").glob("*/*.py")
-    decorated = re.compile(r"^@algorithm\n(?:@.*\n)*class (\w+)", re.MULTILINE)
+    sources = (_pathlib.Path(__file__).parent / "agents").glob("*/*.py")
+    decorated = _re.compile(r"^@algorithm\n(?:@.*\n)*class (\w+)", _re.MULTILINE)
     return {name for path in sources for name in decorated.findall(path.read_text())}
 
 

@@ -19,7 +19,8 @@ class Optimizer(struct.Struct, abc.ABC):
     """Steps of gradient descent as functions of parameters and slots.
 
     tf.Variables are updated in place, by TensorFlow's fused kernel if there is one; for tensors new
-    values are returned. Results equal those of the Keras optimizers of the same names to 1e-6.
+    values are returned. Results equal those of the Keras optimizers of the same names to 1e-6, for
+    Adam those of Keras' legacy class, since the newer one rounds 1 - beta_2 otherwise.
 
     A population has a leading axis: parameters `[P, ...]`, with a learning rate `[P]` and
     `iterations` `[P]` if they differ between members.
