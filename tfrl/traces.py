@@ -97,8 +97,9 @@ class TracedFunction:
         # Other captures may belong to the state too: a constant from a seed, a table.
         self.is_shareable = None not in self._places
         if self.is_shareable:
+            captured = set(self._places)
             for path, variable in variables.items():
-                if path in self._places:
+                if path in captured:
                     _empty_with(variable, variable.handle)
             self._captured = []
 
@@ -199,7 +200,7 @@ def _is_setting(name: str, value: Any) -> bool:
     return not (described or name.startswith(("__", "_tfrl_")) or name == "_abc_impl")
 
 
-def _code_of(cls: type) -> Hashable:
+def _functions_of(cls: type) -> Hashable:
     """Returns the functions of a class, one of which a user may replace between two objects."""
     kinds = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
     return tuple(x for base in cls.__mro__ for x in vars(base).values() if isinstance(x, kinds))
@@ -234,7 +235,7 @@ def logic_key(value: Any) -> Hashable:
     if isinstance(value, type):
         return value
     if callable(getattr(type(value), "logic", None)):
-        return type(value), _code_of(type(value)), logic_key(value.logic())
+        return type(value), _functions_of(type(value)), logic_key(value.logic())
     if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
         names = class_settings(type(value)).keys() | {f.name for f in dataclasses.fields(value)}
         if hasattr(type(value), "__tf_flatten__"):  # of `tfrl.struct`: derived from the others
@@ -242,7 +243,7 @@ def logic_key(value: Any) -> Hashable:
         else:  # `__post_init__` may set any attribute
             names |= getattr(value, "__dict__", {}).keys()
         settings = tuple((n, logic_key(getattr(value, n))) for n in sorted(names))
-        return type(value), _code_of(type(value)), settings
+        return type(value), _functions_of(type(value)), settings
     if isinstance(value, types.SimpleNamespace):
         return type(value), logic_key(vars(value))
     return _Same(value)

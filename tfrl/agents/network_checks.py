@@ -123,7 +123,7 @@ def check_value(
             return False
         try:
             return bool(values(output).shape.is_compatible_with(shape))
-        except (TypeError, ValueError):  # of other sizes than `values` reshapes
+        except ValueError:  # of other sizes than `values` reshapes
             return False
 
     _check_output(name, network, spec, normalize_obs, wanted, fits, action_spec)

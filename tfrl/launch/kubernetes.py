@@ -389,9 +389,9 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
       UserError: For a malformed value.
     """
     result: dict[str, dict[str, str]] = {}
+    form = rf"({'|'.join(KINDS)}):((?:{_DNS_NAME}/)?{_LABEL})=({_LABEL}|)"
     for value in values:
-        label = rf"(?:{_DNS_NAME}/)?{_LABEL}"
-        match = re.fullmatch(rf"({'|'.join(KINDS)}):({label})=({_LABEL}|)", value)
+        match = re.fullmatch(form, value)
         if match is None:
             raise UserError(
                 f"--node_selector={value}",

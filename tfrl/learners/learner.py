@@ -986,7 +986,7 @@ class Learner:
           shuffle: A fresh permutation in every epoch.
           remainder: Treatment of steps that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take.
-          key: See `update_from_batch`; that of the first batch, from which the others follow.
+          key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
           shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
@@ -1126,12 +1126,18 @@ class Learner:
                     )
                     self._call_hooks(compile, ("begin", tuple(new), not begun), start, steps)
                     begun += new
-                own = key
+                batch_key = key
                 if key is not None and number:
-                    own = seeding.fold_in(seeding.as_key(key), number)
+                    batch_key = seeding.fold_in(seeding.as_key(key), number)
                 results.append(
                     self._update_from_batch(
-                        batch, steps, own, compile, minibatch_size, call_hooks=False, **options
+                        batch,
+                        steps,
+                        batch_key,
+                        compile,
+                        minibatch_size,
+                        call_hooks=False,
+                        **options,
                     )
                 )
         finally:

@@ -259,7 +259,7 @@ class LearnerWorkflow(Workflow):
           action_fn: Chooses the actions; the agent's `compute_actions` by default.
         """
         replicas, agent_state = self.replicas, state.agent_state
-        name, collect = self.rollout_stage(action_fn)
+        name, collect = self.named_rollout(action_fn)
         if not isinstance(self.env, HostEnv):  # there only the policy is compiled
             collect = stages.stage(name, collect, inline=self.prefetches)
 
@@ -275,7 +275,7 @@ class LearnerWorkflow(Workflow):
         common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
-    def rollout_stage(
+    def named_rollout(
         self, action_fn: ActionFn | None = None
     ) -> tuple[str, Callable[..., RolloutResult]]:
         """Returns the name and the function of the stage of a rollout."""

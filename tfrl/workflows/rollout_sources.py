@@ -194,7 +194,7 @@ class DeviceSource(RolloutSource):
         workflow = self._workflow
         if workflow.loops_in_python:
             return self._stage(run_stages, random=False)
-        return run_stages.stage(*workflow.rollout_stage())
+        return run_stages.stage(*workflow.named_rollout())
 
 
 class HostSource(RolloutSource):
