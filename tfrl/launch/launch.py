@@ -244,6 +244,26 @@ def _check(
             got=", ".join(sorted(names)),
             remedy="Leave the others out, or choose --engine=ray.",
         )
+    _check_devices(values, asked)
+    if values.if_exists != "resume" and asked.engine in _RENDERED:
+        raise UserError(
+            f"--if_exists={values.if_exists}",
+            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
+            "checkpoint",
+            got=values.if_exists,
+            remedy="Choose a --root_dir without a run.",
+        )
+    if root.startswith("ram://"):
+        raise UserError(
+            f"--root_dir={root}",
+            expected="a folder that all processes share",
+            got="the memory of one process",
+            remedy="Choose a local folder or gs://bucket/folder.",
+        )
+
+
+def _check_devices(values: common_flags.CommonFlags, asked: flags.FlagValues) -> None:
+    """Checks the learner's strategy and devices, and the number of its workers."""
     if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):
         raise UserError(
             f"--learners={asked.learners}",
@@ -287,21 +307,6 @@ def _check(
             tpu=values.tpu,
             num_logical_cpus=values.num_logical_cpus,
             environ={},
-        )
-    if values.if_exists != "resume" and asked.engine in _RENDERED:
-        raise UserError(
-            f"--if_exists={values.if_exists}",
-            expected=f"resume with --engine={asked.engine}, whose learner restarts with its "
-            "checkpoint",
-            got=values.if_exists,
-            remedy="Choose a --root_dir without a run.",
-        )
-    if root.startswith("ram://"):
-        raise UserError(
-            f"--root_dir={root}",
-            expected="a folder that all processes share",
-            got="the memory of one process",
-            remedy="Choose a local folder or gs://bucket/folder.",
         )
 
 

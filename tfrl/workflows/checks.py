@@ -16,6 +16,7 @@ from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evolution.core import EvoOptimizer
 from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
+from tfrl.learning import leaves
 from tfrl.replay import InGraphReplay, ReplayFactory, ReverbReplay, TableConfig
 from tfrl.types import Nest, ReplayAgent
 
@@ -154,6 +155,17 @@ _PLACES = {
     "replay/server": "in a Reverb server",
 }
 _OF_A_PROCESS = re.compile(r"^replay/worker_(\d+)/")
+
+
+def check_variables(thing: str, nest: Nest, why: str) -> None:
+    """Raises a UserError for a part of a state of tensors; the part is changed in place."""
+    if not leaves.in_place(nest):
+        raise UserError(
+            thing,
+            expected=f"a state of variables, {why}",
+            got="a state of tensors",
+            remedy="Use workflow.step, which copies it into variables.",
+        )
 
 
 def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> None:

@@ -50,6 +50,7 @@ from tfrl.workflows.checks import (
     check_replay,
     check_room,
     check_search,
+    check_variables,
     make_agent,
     make_replay,
     updates_ratio,
@@ -341,13 +342,11 @@ class ERLWorkflow(Workflow):
     @tf.autograph.experimental.do_not_convert
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """Runs one generation; changes the agents' and replay buffer's variables in place."""
-        if not leaves.in_place(state.replay_buffer_state):
-            raise UserError(
-                "ERLWorkflow.iterate",
-                expected="a state of variables, whose agents and replay buffer change in place",
-                got="a state of tensors",
-                remedy="Use workflow.step, which copies it into variables.",
-            )
+        check_variables(
+            "ERLWorkflow.iterate",
+            state.replay_buffer_state,
+            "whose agents and replay buffer change in place",
+        )
         keys = seeding.streams(key, ("train", "play", "learn"))
         before = state.metrics.env_steps
         ask = stages.stage("ask", self.injection.ask)

@@ -34,6 +34,7 @@ from tfrl.workflows.checks import (
     check_place_of_replay,
     check_replay,
     check_room,
+    check_variables,
     check_whole,
     make_replay,
     on_server,
@@ -545,13 +546,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
         super()._check_direct_call(state)
         if stages.current() is not None:
             return
-        if not leaves.in_place(state.agent_state):
-            raise UserError(
-                "OffPolicyWorkflow.iterate",
-                expected="a state of variables, whose replay buffer it writes to",
-                got="a state of tensors",
-                remedy="Use workflow.step, which copies it into variables.",
-            )
+        check_variables(
+            "OffPolicyWorkflow.iterate", state.agent_state, "whose replay buffer it writes to"
+        )
         if not tf.executing_eagerly():
             raise UserError(
                 "OffPolicyWorkflow.iterate",
