@@ -57,7 +57,7 @@ class Traces:
         name = (name, specs_of(args))
         traced = self.functions.get(name)
         if traced is None:
-            traced = TracedFunction(make(), args, variables)
+            traced = TracedFunction(make().get_concrete_function(*args), variables)
             if traced.is_shareable:
                 self.functions[name] = traced
         return traced.bound(variables)
@@ -82,15 +82,14 @@ def forget_all() -> None:
 class TracedFunction:
     """A trace, and the path of the variable behind each captured input."""
 
-    def __init__(self, function: Any, args: Any, variables: Variables):
-        """Traces.
+    def __init__(self, concrete: Any, variables: Variables):
+        """Finds the variables behind the captured inputs.
 
         Args:
-          function: A `tf.function` that captures some of the variables.
-          args: Its arguments, a tuple.
+          concrete: A concrete function that captures some of the variables.
           variables: By path.
         """
-        self._concrete = function.get_concrete_function(*args)
+        self._concrete = concrete
         paths = {id(handle): place for place, handle in _handles(variables).items()}
         self._captured = list(self._concrete.captured_inputs)
         self._places = [paths.get(id(x)) for x in self._captured]
@@ -131,6 +130,23 @@ class BoundFunction:
     def direct(self) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
         """Returns `flat` without TensorFlow's checks of each tensor, for functions of lists."""
         return tf_private.direct_call(self._concrete, self._captured)
+
+
+def counted_separately(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a copy of a function whose traces TensorFlow counts separately.
+
+    TensorFlow warns if most of the last calls of a function were traces. It identifies functions by
+    their code. So it counts the methods of several objects, or the closures created for them, as
+    one function, and five learners trained once each look like one that always retraces. Callables
+    without code are identified by object. TensorFlow still warns of a single function that always
+    retraces.
+
+    Args:
+      fn: A method or a closure, for one `tf.function`.
+    """
+    own = functools.partial(fn)
+    own.__name__ = getattr(fn, "__name__", type(fn).__name__)  # type: ignore[attr-defined]  # graphs keep its name
+    return own
 
 
 def specs_of(args: Any) -> Hashable:

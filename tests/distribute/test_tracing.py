@@ -9,9 +9,9 @@ import tfrl
 from tests.learners.learner_fakes import Dot, built, column
 from tfrl.agents import RandomAgent
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_separately
 from tfrl.evaluation import video
 from tfrl.learners.connectors.columns import RowFunction
+from tfrl.traces import counted_separately
 
 
 @pytest.fixture(autouse=True)

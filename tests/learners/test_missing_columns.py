@@ -10,7 +10,7 @@ from tfrl.agents.ppo import PPO
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import Learner
-from tfrl.learners.loss_checks import with_columns
+from tfrl.learners.loss_checks import naming_missing_columns
 from tfrl.specs import BoundedTensorSpec
 
 REMEDY = (
@@ -136,5 +136,6 @@ def test_looking_whether_a_column_is_there():
 )
 def test_other_mistakes_stay_as_they_are(fn, error):
     with pytest.raises(error) as raised:
-        with_columns(fn, {"a": struct.TensorDict(w=1)})
+        with naming_missing_columns(rows := {"a": struct.TensorDict(w=1)}):
+            fn(rows)
     assert not isinstance(raised.value, UserError)

@@ -72,7 +72,7 @@ def loop_of(flow, state):
 
     def run(carried, iterations, limit):
         with run_stages.in_use():
-            return runner.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
+            return runner.loop(state, run_stages, carried, iterations, limit)
 
     return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 

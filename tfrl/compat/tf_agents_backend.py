@@ -21,7 +21,6 @@ from tf_agents.environments.tf_py_environment import TFPyEnvironment
 from tf_agents.environments.wrappers import PyEnvironmentBaseWrapper, TimeLimit
 from tf_agents.trajectories import StepType
 
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.adapters import host_spaces
 from tfrl.envs.adapters.tf_agents_specs import (
     MaskReader,
@@ -34,6 +33,7 @@ from tfrl.envs.core import Autoreset
 from tfrl.envs.env_calls import env_error
 from tfrl.envs.registry import NO_LIMIT
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import Nest
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 
 Nest = Any
 
@@ -42,22 +42,13 @@ class Replicas:
         self.strategy = strategy or tf.distribute.get_strategy()
         self.num_replicas: int = self.strategy.num_replicas_in_sync
         # TensorFlow's default strategy has no worker_devices.
-        several = self.num_replicas > 1
+        self.several = several = self.num_replicas > 1
         self._gather: Any = None
         devices = self.strategy.extended.worker_devices if several else ()
         self.num_local: int = len(devices) if several else 1
+        self.num_workers = self.num_replicas // self.num_local
         on_cpu = all("CPU" in device.upper() for device in devices)
         self._adds = on_cpu and self.num_local == self.num_replicas
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one replica."""
-        return self.num_replicas > 1
-
-    @property
-    def num_workers(self) -> int:
-        """The number of processes of the replicas."""
-        return self.num_replicas // self.num_local
 
     def scope(self) -> Any:
         """Returns the context for the creation of variables."""

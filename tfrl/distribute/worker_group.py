@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
-from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.workers import workers_of
+from tfrl.traces import counted_separately
 
 # Bytes of each worker per transfer.
 _PIECE_BYTES = 2**23

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.distributions.factory import make_distribution, masks_by_path
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.envs.checker_values import (
@@ -25,6 +24,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState, Nest
 
 # Rows with ignored actions need no valid action.

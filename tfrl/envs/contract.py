@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.multi_agent import AGENT_FLAGS, MultiAgentEnv, agent_ids
 from tfrl.envs.wrappers.base import RewardWrapper
 from tfrl.envs.wrappers.rewards import RewardNormalize, RewardSparse
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState
 
 REMEDY = (

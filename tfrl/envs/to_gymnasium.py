@@ -10,13 +10,13 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from tfrl import checks, seeding, specs
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.backend import check_action
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.envs.host_env import HostEnv, task_name
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.nest_packing import collector
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState, Nest
 
 # Gymnasium's default.

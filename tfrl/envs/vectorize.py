@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env, carrying
 from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState, Nest
 
 

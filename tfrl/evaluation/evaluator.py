@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env
 from tfrl.envs.env_calls import LOST
 from tfrl.envs.host import on_host
@@ -28,7 +27,7 @@ from tfrl.rollout.episode import (
 )
 from tfrl.rollout.scan import scan
 from tfrl.rollout.step import acting, check_autoreset
-from tfrl.traces import logic_key, traces_of
+from tfrl.traces import counted_separately, logic_key, traces_of
 from tfrl.types import ActionFn, EvaluatesActions, Nest, Trajectory
 
 COMPILE_MODES = ("auto", "xla", "graph", "eager")

@@ -6,10 +6,9 @@ import tensorflow as tf
 
 from tfrl import seeding
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_separately
 from tfrl.evaluation.evaluator import Evaluator, compiled
 from tfrl.evaluation.result import EvaluationResult
-from tfrl.traces import logic_key, traces_of
+from tfrl.traces import counted_separately, logic_key, traces_of
 from tfrl.types import Nest
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, extras, seeding, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv, task_name
@@ -19,6 +18,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview, check_path, write_video
 from tfrl.rollout.host_player import HostPlayer
 from tfrl.rollout.step import SAME_STEP_MODES, Loop, Stepper, check_autoreset
+from tfrl.traces import counted_separately
 from tfrl.types import ActionFn, EnvState, EvaluatesActions, Nest
 
 WIDTH, HEIGHT = 320, 240

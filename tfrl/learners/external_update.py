@@ -1,23 +1,13 @@
 """Updates by external training steps, see `tfrl.agents.core.ExternalUpdate`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl.agents.core import ExternalUpdate, Update
+from tfrl.agents.core import ExternalUpdate
 from tfrl.errors import UserError
-from tfrl.learners.loss_checks import check_scalars
-from tfrl.learners.modules import scalar_loss
+from tfrl.learners.loss_checks import check_scalars, scalar_loss
 from tfrl.types import AgentState, Nest
-
-
-def partition(
-    updates: Mapping[str, Update | ExternalUpdate],
-) -> tuple[dict[str, ExternalUpdate], dict[str, Update]]:
-    """Splits `{module_id: update}` into external updates and gradient updates."""
-    external = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
-    return external, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
 def only_external_updates(module: object) -> bool:

@@ -10,7 +10,8 @@ from tfrl import keras, networks, ops, seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.batches import counted, field
-from tfrl.learners.modules import LossResult, Module, scalar_loss
+from tfrl.learners.loss_checks import scalar_loss
+from tfrl.learners.modules import LossResult, Module
 from tfrl.types import AgentState, Nest
 
 # Keras' names for the arguments of losses.

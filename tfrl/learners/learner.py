@@ -20,7 +20,6 @@ from typing_extensions import Self
 from tfrl import checks, seeding, struct, tf_private
 from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_separately
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
@@ -61,7 +60,7 @@ from tfrl.learners.update import begin_update, end_update, train
 from tfrl.learning.gradients import clip_gradients_dict
 from tfrl.metrics import MetricsLogger
 from tfrl.storage.checkpoint_format import check_fits
-from tfrl.traces import Traces, class_settings, logic_key, specs_of, traces_of
+from tfrl.traces import Traces, class_settings, counted_separately, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
 from tfrl.xla import never_in_xla
 
@@ -590,11 +589,8 @@ class Learner:
             for entry in (e for o, _, e in entries if o == owner):
                 own.update(entry.own(gradients_dict))
             if own:
-                processed.update(
-                    self.postprocess_gradients_for_module(
-                        owner, registration.settings_of(self, owner), own
-                    )
-                )
+                config = registration.settings_of(self, owner)
+                processed.update(self.postprocess_gradients_for_module(owner, config, own))
         return processed
 
     def postprocess_gradients_for_module(
@@ -603,8 +599,7 @@ class Learner:
         """Returns a module's gradients, by default clipped per optimizer."""
         processed, clip = dict(gradients_dict), self.clip_function()
         for _, entry in self.optimizers.of_module(module_id):
-            own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
-            if own:
+            if own := entry.own(gradients_dict):
                 clip(own, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by)
                 processed.update(own)
         return processed

@@ -1,7 +1,8 @@
 """Checks of a loss's inputs and outputs, while it is traced."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -9,7 +10,6 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-T = TypeVar("T")
 # Metrics that every update reports for each module.
 RESERVED = (
     "loss",
@@ -26,20 +26,20 @@ RESERVED = (
 )
 
 
-def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) -> T:
-    """Returns `call(rows)`; a missing column is a UserError that names it.
+@contextlib.contextmanager
+def naming_missing_columns(rows: dict[str, Nest]) -> Iterator[None]:
+    """A context in which reading a missing column of rows is a UserError that names it.
 
     Testing for a column with `hasattr`, `getattr(batch, name, None)` or `get` is not an error.
 
     Args:
-      call: Passes rows to modules.
-      rows: `{module_id: rows}`.
+      rows: `{module_id: rows}`, passed to modules inside.
 
     Raises:
       UserError: Names the module, the column, and the available columns.
     """
     try:
-        return call(rows)
+        yield
     except (AttributeError, KeyError) as error:
         asked = getattr(error, "obj", None)
         name = error.name if isinstance(error, AttributeError) else error.args[0]
@@ -115,6 +115,32 @@ def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:
         remedy="Add it to the rows; for episodes, add it with a connector or pass it to "
         "add_env_step in extra_model_outputs.",
     )
+
+
+def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns (loss, metrics) from the result of a user's loss.
+
+    Raises:
+      UserError: Unless it is a float scalar, or a scalar and a dict.
+    """
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not tf.is_tensor(loss) or loss.shape.rank != 0 or not loss.dtype.is_floating:
+        shown = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)
+        raise UserError(
+            f"the loss of {name}",
+            expected="a float scalar",
+            got=shown,
+            remedy="Reduce it over the rows, with tfrl.ops.masked_mean(loss, mask) if some are "
+            "masked.",
+        )
+    if not isinstance(metrics, Mapping):
+        raise UserError(
+            f"the loss of {name}",
+            expected="metrics {name: scalar} next to the loss",
+            got=repr(metrics),
+            remedy="Return (loss, {'accuracy': accuracy}).",
+        )
+    return loss, dict(metrics)
 
 
 def check_ids(losses: Collection[str], module_ids: Collection[str]) -> None:

@@ -189,14 +189,11 @@ class MultiPlan(struct.Struct):
         """Returns the plan for another number of steps; common steps are equal."""
         return MultiPlan(
             modules={
-                m: plan.replace(epochs=_epochs(plan, steps)) for m, plan in self.modules.items()
+                m: plan.replace(epochs=-(-steps // plan.steps_per_epoch))
+                for m, plan in self.modules.items()
             },
             steps=steps,
         )
-
-
-def _epochs(plan: MinibatchPlan, steps: int) -> int:
-    return -(-steps // plan.steps_per_epoch)
 
 
 def plan_minibatches(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrl import keras, networks, seeding, struct
 from tfrl.agents.core import OLD_HOOKS, Agent, Update, alias_old_hooks
 from tfrl.errors import UserError
+from tfrl.learners.loss_checks import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_name
 from tfrl.types import AgentState, Nest
 
@@ -158,32 +159,6 @@ def _checked_params(name: str, params: Any) -> dict[str, Any]:
             remedy="Return {'net': ...}.",
         )
     return tf.nest.map_structure(tf.convert_to_tensor, dict(params))
-
-
-def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns (loss, metrics) from the result of a user's loss.
-
-    Raises:
-      UserError: Unless it is a float scalar, or a scalar and a dict.
-    """
-    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    if not tf.is_tensor(loss) or loss.shape.rank != 0 or not loss.dtype.is_floating:
-        shown = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)
-        raise UserError(
-            f"the loss of {name}",
-            expected="a float scalar",
-            got=shown,
-            remedy="Reduce it over the rows, with tfrl.ops.masked_mean(loss, mask) if some are "
-            "masked.",
-        )
-    if not isinstance(metrics, Mapping):
-        raise UserError(
-            f"the loss of {name}",
-            expected="metrics {name: scalar} next to the loss",
-            got=repr(metrics),
-            remedy="Return (loss, {'accuracy': accuracy}).",
-        )
-    return loss, dict(metrics)
 
 
 @struct.logic_dataclass

@@ -65,13 +65,13 @@ class ParameterTable:
             for m, places in self._places.items()
         }
 
-    def trained(self, groups: Mapping[str, Iterable[str]]) -> list[int]:
-        """Returns the unique indices of the parameters in groups `{module_id: group names}`."""
-        places: dict[int, None] = {}
+    def trained(self, groups: Mapping[str, Iterable[str]]) -> dict[Any, int]:
+        """Returns `{ref: index}` of the parameters in groups `{module_id: group names}`."""
+        places: dict[Any, int] = {}
         for module_id, names in groups.items():
             for variable in group_variables(module_id, self._states[module_id], tuple(names)):
-                places[self._index[variable.ref()]] = None
-        return list(places)
+                places[variable.ref()] = self._index[variable.ref()]
+        return places
 
 
 class VariableForm:

@@ -95,12 +95,12 @@ def _sizes(
     else:
         own = {m: learner.configs[m].minibatch_size for m in batches}
         sizes = own if asked is None else dict.fromkeys(batches, asked)
-    # The plan rejects non-integers.
-    sizes = {m: s if whole_number(s) is None else whole_number(s) for m, s in sizes.items()}
     for m, size in sizes.items():
-        if isinstance(size, int):
-            check_divides(size, parts, m)
-    return {m: s // parts if isinstance(s, int) else s for m, s in sizes.items()}
+        number = whole_number(size)
+        if number is not None:  # the plan rejects others
+            check_divides(number, parts, m)
+            sizes[m] = number // parts
+    return sizes
 
 
 def _plan(

@@ -2,16 +2,16 @@
 
 The calls of a step, outermost first:
 
-    train_step                prepares the minibatch on every replica; counts the step
-      _TrainStep.__call__     update by update, in the order of the modules' lists
-        _external_step        an update that trains itself
-        _delayed_step         only if an update that waits is due
-        _gradient_step        decides which optimizers step: finite, due, not stopped
-          _gradients          on every replica: sums over the replicas, norms, postprocessing
-            _differentiate    losses and gradients at values, a pure function
-          _apply              the optimizers' steps
+    train_step              update by update, in the order of the modules' lists
+      prepare               the minibatch, with values that depend on all rows
+      external_step         an update that trains itself
+      delayed_step          only if an update that waits is due
+      gradient_step         decides which optimizers step: finite, due, not stopped
+        _gradients          sums over the replicas, norms, postprocessing
+          _differentiate    losses and gradients at values, a pure function
+        _apply              the optimizers' steps
 
-`_gradients` and `_differentiate` run on the replicas, the others outside, see
+`prepare`, `_gradients` and `_differentiate` run on the replicas, the others outside, see
 `tfrl.distribute.replicas`.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -28,10 +28,15 @@ from tfrl import seeding, struct
 from tfrl.agents.core import PARAM_UPDATES, ExternalUpdate, Update
 from tfrl.learners import traced_metrics
 from tfrl.learners.batches import by_module
-from tfrl.learners.external_update import partition, take_external_step
+from tfrl.learners.external_update import take_external_step
 from tfrl.learners.learner_state import LearnerState
-from tfrl.learners.loss_checks import check_ids, check_scalars, in_order, with_columns
-from tfrl.learners.modules import scalar_loss
+from tfrl.learners.loss_checks import (
+    check_ids,
+    check_scalars,
+    in_order,
+    naming_missing_columns,
+    scalar_loss,
+)
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.parameters import ParamDict, ParameterTable
 from tfrl.learners.state_changes import stepped, with_param_updates
@@ -145,12 +150,40 @@ def train_step(
     learner = learner.for_state(state)
     batch = by_module(batch, list(learner.modules))
     step = _TrainStep(learner, list(batch), jit=jit)
-    prepare = functools.partial(step.prepare, state)
-    minibatch = learner.replicas.run(prepare, dict(batch), key)
-    state, metrics = step(state, minibatch, stopped or none_stopped(learner, batch))
+    minibatch = learner.replicas.run(functools.partial(step.prepare, state), dict(batch), key)
+    stopped = stopped or none_stopped(learner, batch)
+    modules = {m: learner.modules[m] for m in batch}
+    all_finite = dict.fromkeys(modules, tf.constant(True))
+    values: dict[str, dict[str, tf.Tensor]] = {m: {} for m in modules}
+    computed: dict[str, dict[str, tf.Tensor]] = {m: {} for m in modules}
+    # The first update of each module, the second, ...
+    for k in range(max(len(module.updates) for module in modules.values())):
+        together = {m: x.updates[k] for m, x in modules.items() if k < len(x.updates)}
+        external = {m: u for m, u in together.items() if isinstance(u, ExternalUpdate)}
+        updates = {m: u for m, u in together.items() if not isinstance(u, ExternalUpdate)}
+        rows, finite, due = {}, {}, None
+        for m, update in external.items():
+            rows[m], finite[m] = step.external_step(state, k, m, update, minibatch)
+        if updates:
+            due = step.is_due(state, updates)
+            if due is None:
+                result = step.gradient_step(state, k, updates, minibatch, stopped)
+            else:
+                result = step.delayed_step(due, state, k, updates, minibatch, stopped)
+            state, rows_of_step, stopped, finite_in_step = result
+            rows, finite = {**rows, **rows_of_step}, {**finite, **finite_in_step}
+        for m, row in rows.items():
+            all_finite[m] &= finite[m]
+            prefix = f"{together[m].name}/" if len(modules[m].updates) > 1 else ""
+            values[m].update({prefix + n: x for n, x in row.items()})
+            if due is not None and m in updates:
+                computed[m].update({prefix + n: due for n in row})
     if learner.check_numerics != "off":
-        left_out = _any([~f for f in metrics.finite.values()])
+        left_out = _any([~f for f in all_finite.values()])
         state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
+    metrics = StepMetrics(
+        values=values, computed=computed, finite=all_finite, stopped=stopped, logged=step.logged
+    )
     return state.count("learner_steps", 1), metrics
 
 
@@ -174,68 +207,15 @@ class _TrainStep:
         self._replicas = learner.replicas
         self._modules = {m: learner.modules[m] for m in module_ids}
         unread = [m for m, x in self._modules.items() if getattr(x, "over_variables", False)]
-        self._table = ParameterTable({m: learner.module_state(m) for m in module_ids}, unread)
+        self._table = ParameterTable({m: learner.module_states[m] for m in module_ids}, unread)
         self._jit = jit
         # Metrics logged by losses and hooks, found while tracing.
         self.logged: traced_metrics.Table = {}
-        self._compiled_by_position: dict[int, Callable[..., Any]] = {}
-
-    def _positions(self) -> list[dict[str, Update | ExternalUpdate]]:
-        """Returns the updates that run together: the first of each module, the second, ..."""
-        longest = max(len(m.updates) for m in self._modules.values())
-        return [
-            {name: m.updates[k] for name, m in self._modules.items() if k < len(m.updates)}
-            for k in range(longest)
-        ]
+        self._jitted: dict[int, Any] = {}
 
     # Outside the replicas.
 
-    def __call__(
-        self, state: LearnerState, minibatch: Minibatch, stopped: Flags
-    ) -> tuple[LearnerState, StepMetrics]:
-        """Takes one step of every update.
-
-        Args:
-          state: Before the step.
-          minibatch: From `prepare` on every replica.
-          stopped: `{module_id: bool}`, the modules that take no more steps in this update.
-        """
-        all_finite = dict.fromkeys(self._modules, tf.constant(True))
-        values: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
-        computed: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
-
-        def report(m: str, update: Any, row: dict[str, tf.Tensor], due: tf.Tensor | None) -> None:
-            prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
-            values[m].update({prefix + n: x for n, x in row.items()})
-            if due is not None:
-                computed[m].update({prefix + n: due for n in row})
-
-        for k, positioned in enumerate(self._positions()):
-            external, updates = partition(positioned)
-            for m, update in external.items():
-                row, finite_m = self._external_step(state, k, m, update, minibatch)
-                all_finite[m] &= finite_m
-                report(m, update, row, None)
-            if not updates:
-                continue
-            due = self._is_due(state, updates)
-            if due is None:
-                result = self._gradient_step(state, k, updates, minibatch, stopped)
-            else:
-                result = self._delayed_step(due, state, k, updates, minibatch, stopped)
-            state, rows, stopped, finite = result
-            all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
-            for m, row in rows.items():
-                report(m, updates[m], row, due)
-        return state, StepMetrics(
-            values=values,
-            computed=computed,
-            finite=all_finite,
-            stopped=stopped,
-            logged=self.logged,
-        )
-
-    def _external_step(
+    def external_step(
         self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """An external step: its metrics, and whether it was finite."""
@@ -251,14 +231,14 @@ class _TrainStep:
             several=several,
         )
 
-    def _is_due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
+    def is_due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
         """Whether some of the updates run in this step; None for always."""
         if any(u.every == 1 for u in updates.values()):
             return None
         steps = state.counters["learner_steps"]
         return _any([steps % n == 0 for n in dict.fromkeys(u.every for u in updates.values())])
 
-    def _delayed_step(
+    def delayed_step(
         self,
         due: tf.Tensor,
         state: LearnerState,
@@ -272,7 +252,7 @@ class _TrainStep:
         together = len({u.every for u in updates.values()}) == 1
 
         def take() -> Any:
-            after, *result = self._gradient_step(
+            after, *result = self.gradient_step(
                 state, k, updates, minibatch, stopped, all_due=together
             )
             shape[:] = [result]
@@ -285,7 +265,7 @@ class _TrainStep:
 
         if tf.executing_eagerly():
             # If it is not due, no optimizer steps; only the shapes of the metrics are needed.
-            after, rows, now, finite = self._gradient_step(state, k, updates, minibatch, stopped)
+            after, rows, now, finite = self.gradient_step(state, k, updates, minibatch, stopped)
             rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
             stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
             return after, rows, stopped, {m: f | ~due for m, f in finite.items()}
@@ -294,7 +274,7 @@ class _TrainStep:
         rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], outputs[count:])
         return leaves.with_carried(state, outputs[:count]), rows, stopped, finite
 
-    def _gradient_step(
+    def gradient_step(
         self,
         state: LearnerState,
         k: int,
@@ -305,17 +285,14 @@ class _TrainStep:
         all_due: bool = False,
     ) -> StepResult:
         """Takes the updates at position `k`; an optimizer steps where its conditions hold."""
-
-        def compute(minibatch: Minibatch, active: Flags) -> Computed:
-            return self._gradients(state, k, updates, minibatch.replace(active=active))
-
+        compute = functools.partial(self._gradients, state, k, updates)
         active = self._active(state, updates, stopped, all_due=all_due)
         per_replica = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
         computed = self._replicas.any_replica(per_replica.replace(gradients=[], param_updates={}))
         stopped = {
             m: s | computed.stops[m] if m in computed.stops else s for m, s in stopped.items()
         }
-        refs = self._trained_refs(updates)
+        refs = self._trained(updates)
         owners = self._by_optimizer(dict(zip(refs, per_replica.gradients, strict=True)))
         norms = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
@@ -325,7 +302,9 @@ class _TrainStep:
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
             involved = [
-                m for m in updates if not own.keys().isdisjoint(self._trained_refs({m: updates[m]}))
+                m
+                for m in updates
+                if not own.keys().isdisjoint(self._trained({m: updates[m]}).keys())
             ]
             conditions = []
             if self._learner.check_numerics != "off":
@@ -414,14 +393,11 @@ class _TrainStep:
     def prepare(self, state: LearnerState, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
         """Makes a replica's minibatch: values that depend on all rows, and its share of them."""
         states = self._table.states(self._table.values(state.agent_state))
-
-        def prepared(rows: dict[str, Nest]) -> dict[str, Nest]:
-            return {
+        with naming_missing_columns(rows):
+            rows = {
                 m: self._modules[m].prepare_minibatch(states[m], batch, self._replicas.sum)
                 for m, batch in rows.items()
             }
-
-        rows = with_columns(prepared, rows)
         if not self._replicas.several:
             return Minibatch(rows=rows, weights=None, key=key)
         counts = {m: self._learner.count_valid_rows(m, batch) for m, batch in rows.items()}
@@ -431,20 +407,29 @@ class _TrainStep:
         return Minibatch(rows=rows, weights=weights, key=key)
 
     def _gradients(
-        self, state: LearnerState, k: int, updates: dict[str, Update], minibatch: Minibatch
+        self,
+        state: LearnerState,
+        k: int,
+        updates: dict[str, Update],
+        minibatch: Minibatch,
+        active: Flags,
     ) -> Computed:
         """Losses, gradients, their sums over the replicas, and postprocessing."""
-        differentiate = self._compiled(k, updates)
-        gradients, losses, metrics, param_updates = differentiate(
-            self._table.values(state.agent_state), minibatch
-        )
+        minibatch = minibatch.replace(active=active)
+        differentiate: Any = functools.partial(self._differentiate, k, updates)
+        if self._jit and not tf.executing_eagerly():
+            # All replicas call one function.
+            traced = tf.function(differentiate, jit_compile=True, autograph=False)
+            differentiate = self._jitted.setdefault(k, traced)
+        values = self._table.values(state.agent_state)
+        gradients, losses, metrics, param_updates = differentiate(values, minibatch)
         if self._replicas.several:
             extremes = traced_metrics.extremes(self.logged, metrics, self._replicas.gather)
             gradients, losses, metrics, param_updates = self._replicas.sum(
                 [gradients, losses, metrics, self._shares(param_updates, minibatch)]
             )
             metrics = {m: {**row, **extremes.get(m, {})} for m, row in metrics.items()}
-        refs = self._trained_refs(updates)
+        refs = self._trained(updates)
         named: ParamDict = dict(zip(refs, gradients, strict=True))
         with self._learner.metrics.tracing() as logged:
             norm_of = self._learner.global_norm_function()
@@ -480,19 +465,6 @@ class _TrainStep:
             for m, nest in param_updates.items()
         }
 
-    def _compiled(self, k: int, updates: dict[str, Update]) -> Callable[..., Any]:
-        """The pure part, compiled separately if requested."""
-        if k not in self._compiled_by_position:
-
-            def differentiate(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
-                return self._differentiate(k, updates, values, minibatch)
-
-            fn: Any = differentiate
-            if self._jit and not tf.executing_eagerly():
-                fn = tf.function(differentiate, jit_compile=True, autograph=False)
-            self._compiled_by_position[k] = fn
-        return self._compiled_by_position[k]
-
     def _differentiate(
         self, k: int, updates: dict[str, Update], values: list[tf.Tensor], minibatch: Minibatch
     ) -> Any:
@@ -500,17 +472,18 @@ class _TrainStep:
         learner, states = self._learner, self._table.states(values)
         states = {m: states[m] for m in updates}
         keys = self._keys(k, updates, minibatch.key)
-        named = {self._table.variables[i].ref(): values[i] for i in self._trained_places(updates)}
-
-        def losses_of(rows: dict[str, Nest]) -> dict[str, Any]:
-            return learner.compute_losses(updates=updates, states=states, batch=rows, keys=keys)
+        named = {ref: values[i] for ref, i in self._trained(updates).items()}
+        rows = {m: minibatch.rows[m] for m in updates}
 
         with (
             learner.metrics.tracing() as logged,
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
             tape.watch(list(named.values()))
-            reported = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
+            with naming_missing_columns(rows):
+                reported = learner.compute_losses(
+                    updates=updates, states=states, batch=rows, keys=keys
+                )
             check_ids(reported, updates)
             reported = {m: scalar_loss(f"module {m!r}", x) for m, x in reported.items()}
             losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in reported.items()}
@@ -542,11 +515,9 @@ class _TrainStep:
             return {module_id: seeding.fold_in(key, k) if len(module.updates) > 1 else key}
         return {m: seeding.fold_in(seeding.stream(key, m), k) for m in updates}
 
-    def _trained_places(self, updates: dict[str, Update]) -> list[int]:
+    def _trained(self, updates: dict[str, Update]) -> dict[Any, int]:
+        """The places of the trained parameters by their refs."""
         return self._table.trained({m: u.groups for m, u in updates.items()})
-
-    def _trained_refs(self, updates: dict[str, Update]) -> list[Any]:
-        return [self._table.variables[i].ref() for i in self._trained_places(updates)]
 
     def _by_optimizer(self, named: ParamDict) -> list[tuple[tuple[str, str], ParamDict]]:
         """The gradients of each optimizer that has some, by (owner, optimizer name)."""

@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UnavailableError, UserError
 from tfrl.nest_packing import array_of, builder
 from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_server
 from tfrl.replay.reverb.library import reverb
+from tfrl.traces import counted_separately
 from tfrl.types import Nest
 from tfrl.workflows.fast_call import JoinedOutputs
 

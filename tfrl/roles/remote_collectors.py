@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UnavailableError, UserError
@@ -42,6 +41,7 @@ from tfrl.roles.tables import (
     rollout_form,
     rollout_signature,
 )
+from tfrl.traces import counted_separately
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
 from tfrl.workflows.collectors import (

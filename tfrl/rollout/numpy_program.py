@@ -23,9 +23,9 @@ import tensorflow as tf
 from numpy.linalg import _umath_linalg  # type: ignore[attr-defined]
 
 from tfrl import seeding, tf_private
-from tfrl.distribute.tracing import counted_separately
 from tfrl.nest_packing import array_of, builder, leaves_of
 from tfrl.rollout.numpy_ops import IN_TUPLES, OPS
+from tfrl.traces import counted_separately
 from tfrl.types import Nest
 
 _STATE, _KEY, _STEP = 0, 1, 2

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
 from tfrl.learners.reports import mean_of
 from tfrl.storage.checkpoint_format import check_fits
@@ -19,7 +18,7 @@ from tfrl.tasks.learner import TaskLearner
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.task import RLTask
-from tfrl.traces import Traces
+from tfrl.traces import Traces, counted_separately
 from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.runner import Iterating, Runner
 

@@ -44,17 +44,6 @@ def check_search(optimizer: object) -> EvoOptimizer:
     )
 
 
-def check_newest(iterations: int, newest: int) -> None:
-    """Raises a UserError for a state older than the newest of its run."""
-    if iterations < newest:
-        raise UserError(
-            "the state given to the workflow",
-            expected=f"the newest state of its run, of iteration {newest}",
-            got=f"the state of iteration {iterations}, which a later step has consumed",
-            remedy="Keep a copy with workflow.snapshot(state) before stepping.",
-        )
-
-
 def check_counts(**counts: Any) -> None:
     """Raises a UserError unless every count is an integer of at least 0."""
     for name, value in counts.items():

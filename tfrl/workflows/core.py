@@ -26,7 +26,6 @@ from tfrl.experiment.export import export_policy
 from tfrl.learning.leaves import in_place, put
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import class_settings, logic_key, traces_of
-from tfrl.workflows.checks import check_newest
 from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
@@ -194,7 +193,11 @@ class Workflow(abc.ABC):
         checks.at_least("iterations of advance", iterations, 1)
         state = self.ready(state)
         rows, state, seconds = self.runner(state).run(state, iterations, until)
-        return Advance(rows=rows, state=state, seconds=seconds)
+        return Advance(rows=self.checked_rows(rows), state=state, seconds=seconds)
+
+    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the rows of metrics of a call; an override raises errors for their values."""
+        return rows
 
     def ready(self, state: State) -> State:
         """Returns the state that iterations can start from.
@@ -209,8 +212,16 @@ class Workflow(abc.ABC):
 
     def _check_newest(self, state: State) -> None:
         runner = self._runner_of(state)
-        if runner is not None and in_place(state):
-            check_newest(int(state.metrics.iterations), runner.iterations)
+        if runner is None or not in_place(state):
+            return
+        iterations, newest = int(state.metrics.iterations), runner.iterations
+        if iterations < newest:
+            raise UserError(
+                "the state given to the workflow",
+                expected=f"the newest state of its run, of iteration {newest}",
+                got=f"the state of iteration {iterations}, which a later step has consumed",
+                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+            )
 
     def _note_iterations(self, state: State) -> None:
         """Makes a state the newest of its run."""

@@ -55,7 +55,7 @@ from tfrl.workflows.checks import (
     make_replay,
     updates_ratio,
 )
-from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.core import Workflow
 from tfrl.workflows.learner_rows import checked_rows, in_one_row, name_in_row
 from tfrl.workflows.offspring import LearnerSteps, train_members, with_one_update
 from tfrl.workflows.run_state import State
@@ -678,11 +678,10 @@ class ERLWorkflow(Workflow):
         state = super().load_values(state, values, environments=environments)
         return state.replace(env_state=None)
 
-    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
-        """Runs up to `iterations` generations in one compiled call; see `Workflow.advance`."""
-        done = super().advance(state, iterations, until)
+    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Raises an error for a non-finite loss under "raise"."""
         raises = self.check_numerics == "raise"
-        return done.replace(rows=checked_rows(done.rows, self.modules, raises=raises))
+        return checked_rows(rows, self.modules, raises=raises)
 
     # For the runner.
 

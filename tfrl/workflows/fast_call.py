@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import tf_private
-from tfrl.distribute.tracing import counted_separately
+from tfrl.traces import counted_separately
 from tfrl.xla import never_in_xla
 
 

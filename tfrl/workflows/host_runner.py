@@ -17,20 +17,19 @@ from typing import Any, Protocol, TypeVar
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.nest_packing import HostPacker
-from tfrl.traces import Traces
+from tfrl.traces import Traces, counted_separately
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.collectors import WaitEndedError
 from tfrl.workflows.fast_call import AsyncExecutor, JoinedOutputs, fast_call
 from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.rollout_sources import RolloutSource
 from tfrl.workflows.run_state import State, keys_of
-from tfrl.workflows.runner import Iterating, MetricRows, Runner
+from tfrl.workflows.runner import Iterating, MetricRows, Runner, variables_of
 from tfrl.workflows.stages import Stages
 
 T = TypeVar("T")
@@ -301,7 +300,7 @@ class CompiledLearnerCall:
         # The policies' modes were settled for these environments only.
         how = tuple(policy.mode for policy in self._policies)
         name = ("after the rollout", self._lag, how, *self._how)
-        call = self._runner.bind(form, name, make, args)
+        call = self._runner.traces.bound(name, make, args, variables_of(form))
         known = (self.names, self.accumulator, self._parts, self._joined)
         notes = self._runner.traces.notes
         self.names, self.accumulator, self._parts, self._joined = notes.setdefault(name, known)

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfrl import checks, seeding, specs, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv, task_name
@@ -30,7 +29,7 @@ from tfrl.learning import leaves
 from tfrl.metrics.accumulator import EPISODE_METRICS
 from tfrl.rollout import rollout
 from tfrl.storage.checkpoint_format import check_fits
-from tfrl.traces import Traces, logic_key, traces_of
+from tfrl.traces import Traces, counted_separately, logic_key, traces_of
 from tfrl.types import ActionFn, EnvState, Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
@@ -46,7 +45,7 @@ from tfrl.workflows.checks import (
     make_agent,
 )
 from tfrl.workflows.collectors import Collectors
-from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.core import Workflow
 from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.learner_rows import checked_rows, in_one_row
@@ -154,6 +153,8 @@ class LearnerWorkflow(Workflow):
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # A multi-policy agent names its modules; any other agent is the learner's only module.
         own_modules = getattr(agent, "modules", None)
+        # Then a state's `agent_state` is `{module_id: AgentState}`.
+        self.has_modules = own_modules is not None
         self.modules: dict[str, Agent] = own_modules or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
@@ -414,7 +415,7 @@ class LearnerWorkflow(Workflow):
 
     @property
     def update_options(self) -> dict[str, Any]:
-        """Arguments of `Learner.update`: epochs, minibatches, shuffling; none by default."""
+        """Arguments of `Learner.fit`: epochs, minibatches, shuffling; none by default."""
         return {}
 
     def update(
@@ -431,8 +432,9 @@ class LearnerWorkflow(Workflow):
         """
         if not self.learns:
             return {}
-        options = self.update_options
-        return in_one_row(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
+        state, options = learner.learner_state, self.update_options
+        _, results = learner.fit(state, batch, key=key, timesteps=timesteps, jit=jit, **options)
+        return in_one_row(results)
 
     def finished(
         self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
@@ -459,11 +461,6 @@ class LearnerWorkflow(Workflow):
             self.ready(state)
 
     # The parts of a state.
-
-    @property
-    def has_modules(self) -> bool:
-        """Whether the agent has several modules; then its state is `{module_id: AgentState}`."""
-        return hasattr(self.agent, "modules")
 
     def normalizer(self, agent_state: Nest) -> Nest:
         """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
@@ -504,13 +501,13 @@ class LearnerWorkflow(Workflow):
 
     def learner_state(self, state: State) -> LearnerState:
         """Returns the learner's part of a state."""
-
-        def by_module(own: Any) -> dict[str, Any]:
-            return own if self.has_modules else {DEFAULT_MODULE_ID: own}
-
+        agent_state, opt_state = state.agent_state, state.opt_state
+        if not self.has_modules:
+            agent_state = {DEFAULT_MODULE_ID: agent_state}
+            opt_state = {DEFAULT_MODULE_ID: opt_state}
         return LearnerState(
-            agent_state=by_module(state.agent_state),
-            opt_state=by_module(state.opt_state),
+            agent_state=agent_state,
+            opt_state=opt_state,
             counters=state.metrics.learner,
         )
 
@@ -698,9 +695,19 @@ class LearnerWorkflow(Workflow):
         return copy.replace(**values)
 
     def _check_played(self, state: State) -> None:
-        """Raises a UserError for observations of other environments or of another number."""
-        if self.rollout_source.in_python or self.replicas.several:
-            return  # environments of their own, and a part of them for each replica
+        """Raises a UserError for environments of other observations, number or replicas."""
+        if self.rollout_source.in_python:
+            return  # environments of its own
+        parts = [len(getattr(x, "values", (x,))) for x in tf.nest.flatten(state.env_state)]
+        if max(parts, default=1) != self.replicas.num_replicas:
+            raise UserError(
+                "env_state of the state",
+                expected=f"a part for each of {self.replicas.num_replicas} replicas",
+                got=f"{max(parts, default=1)}",
+                remedy="Set up the state in a workflow with the same strategy.",
+            )
+        if self.replicas.several:
+            return
         env = self.env
         obs = struct.paths(specs.add_batch(env.obs_spec, env.num_envs))
         check_fits(
@@ -717,21 +724,22 @@ class LearnerWorkflow(Workflow):
         state = self.ready(state)
         return self.copied(state)
 
-    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
-        """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
-        done = super().advance(state, iterations, until)
+    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Raises an error for a non-finite loss under "raise"."""
         raises = self.check_numerics == "raise" and self.learns
-        return done.replace(rows=checked_rows(done.rows, self.modules, raises=raises))
+        return checked_rows(rows, self.modules, raises=raises)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
-        self.rollout_source.begin_call(state)
+        if self.collectors is not None:
+            self.collectors.begin(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
         return state.replace(metrics=metrics, prefetched=None)
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back the leaves that `begin_call` dropped."""
-        self.rollout_source.end_call()
+        if self.collectors is not None:
+            self.collectors.end_call()
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
         return after.replace(metrics=after.metrics.replace(**kept))
 
@@ -772,7 +780,8 @@ class LearnerWorkflow(Workflow):
         if self._runner_of(state) is not None:
             state = self.ready(state)  # a consumed state is an error
         self.learner.check_agent_state(self.learner_state(state).agent_state)
-        n, replicas = num_episodes or self.eval_episodes, self.replicas
+        n = self.eval_episodes if num_episodes is None else num_episodes
+        replicas = self.replicas
         known, mode = self._evaluators, self.evaluation_mode
         alone = not replicas.several or isinstance(self.eval_env, HostEnv)
         if (n, mode) not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pathlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -204,6 +205,7 @@ class TrainingLoop:
         if not env_steps:
             self.workflow.start_run_time(state, RunTime())
         self._run_time = self.workflow.run_time_of(state)
+        self._done = int(state.metrics.iterations)
         evaluated = None
         there = self.manager is not None and env_steps in self.manager.steps
         saved = env_steps if self._broadcast(there) else None
@@ -272,7 +274,6 @@ class TrainingLoop:
             self._train_steps += new_steps - env_steps
             self._run_time.train_seconds += seconds
             self._run_time.train_steps += new_steps - env_steps
-        # Several iterations may share a row. The first call of a resumed run counts too many.
         before, self._done = self._done, int(rows[-1].get("iterations", self._done + len(rows)))
         if self._done == before:
             raise UserError(
@@ -286,10 +287,7 @@ class TrainingLoop:
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
         self._show(rows[-1], compiled=self._note_phases(done.state))
         self._warn(rows)
-        event = Event(
-            env_steps=new_steps, metrics=rows[-1], state=done.state, workflow=self.workflow
-        )
-        self._note(self.callbacks.on_step(event), "callback")
+        self._tell("on_step", new_steps, done.state, rows[-1])
         return done.state, new_steps, rows
 
     def _warn(self, rows: list[dict[str, Any]]) -> None:
@@ -338,11 +336,10 @@ class TrainingLoop:
         is_first = not self._evaluated
         self._evaluated, evaluated = metrics, float(metrics[_EVAL_RETURN])
         self._show(rows[-1], compiled=is_first)
-        event = Event(env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow)
-        self._note(self.callbacks.on_evaluate(event), "callback")
+        self._tell("on_evaluate", env_steps, state, metrics)
         target = self.options.target_return
         if target is not None and evaluated >= target:
-            self._note(STOP, "target_return")
+            self._stop = self._stop or "target_return"
         return state, evaluated
 
     def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
@@ -392,14 +389,22 @@ class TrainingLoop:
         path = manager.save(env_steps, values, manifest, metric=evaluated)
         self.workflow.adopt(state, path.parent)
         self._saved_at = time.monotonic()
-        event = Event(
-            env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path
-        )
-        self._note(self.callbacks.on_checkpoint(event), "callback")
+        self._tell("on_checkpoint", env_steps, state, {}, path)
 
-    def _note(self, answer: Any, reason: str) -> None:
-        if answer is STOP and self._stop is None:
-            self._stop = reason
+    def _tell(
+        self,
+        name: str,
+        env_steps: int,
+        state: State,
+        metrics: Mapping[str, Any],
+        path: pathlib.Path | None = None,
+    ) -> None:
+        """Calls the callbacks of an event, one of which may end the run."""
+        event = Event(
+            env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow, path=path
+        )
+        if self.callbacks.call(name, event) is STOP:
+            self._stop = self._stop or "callback"
 
 
 def _next_multiple(interval: int | None, env_steps: int) -> float:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.checks import boolean, number
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
@@ -23,6 +22,7 @@ from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer, ReplayFactory, ReverbReplay
 from tfrl.replay.tensor_variable import as_leaves, as_variables
+from tfrl.traces import counted_separately
 from tfrl.types import ActionFn, Nest, ReplayAgent, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import Trials

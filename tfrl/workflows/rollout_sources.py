@@ -54,14 +54,6 @@ class RolloutSource(abc.ABC):
         make_carry = getattr(agent, "initial_carry", None)
         return env_state, make_carry(env.num_envs) if make_carry else None
 
-    def begin_call(self, state: State) -> None:
-        """Called with the state before each call of several iterations."""
-        return
-
-    def end_call(self) -> None:
-        """Called after each call of several iterations."""
-        return
-
     def close(self) -> None:
         """Closes environments and connections."""
         return
@@ -257,14 +249,6 @@ class CollectorSource(RolloutSource):
         super().__init__(workflow)
         self._collectors = collectors
         self.wait_seconds = collectors.wait_seconds
-
-    def begin_call(self, state: State) -> None:
-        """Publishes the agent's state to the collectors."""
-        self._collectors.begin(state)
-
-    def end_call(self) -> None:
-        """Tells the collectors' side that the learner may evaluate or save now."""
-        self._collectors.end_call()
 
     def close(self) -> None:
         """Closes the connections to collectors."""

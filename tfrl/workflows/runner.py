@@ -14,10 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
-from tfrl.traces import Traces, specs_of
+from tfrl.traces import Traces, counted_separately, specs_of
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.hook_results import check_iterated, check_names
@@ -92,7 +91,7 @@ class Runner:
         """Returns the stages of a phase, by default that of the state, in settled modes."""
 
         def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
-            return self.bind(state, name, make, args)
+            return self.traces.bound(name, make, args, variables_of(state))
 
         run_stages = Stages(phase or self._workflow.phase_of(state), self.modes, self.seconds, bind)
         self.phases.add(run_stages.phase.name)
@@ -101,15 +100,11 @@ class Runner:
                 self._workflow.settle_modes(state, run_stages)
         return run_stages
 
-    def bind(self, state: State, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
-        """Returns a compiled function over the variables of a state, see `Traces.bound`."""
-        return self.traces.bound(name, make, args, variables_of(state))
-
     def once(self, state: State, name: Hashable, fn: Callable[[], Any]) -> Any:
         """Returns a compiled function without arguments over the variables of a state."""
         if name not in self._bound:
             make = functools.partial(tf.function, counted_separately(fn), autograph=False)
-            self._bound[name] = self.bind(state, name, make, ())
+            self._bound[name] = self.traces.bound(name, make, (), variables_of(state))
         return self._bound[name]
 
     def take_modes(self, other: "Runner") -> None:
@@ -158,25 +153,20 @@ class Runner:
     def _traced(
         self, state: State, run_stages: Stages, name: Hashable, args: Any
     ) -> Callable[..., Any]:
-        """The loop over iterations as a compiled function."""
-
-        def make() -> Any:
-            fused = run_stages.modes["loop"] == "xla"
-
-            def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
-                return self.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
-
-            fn: Any = run if fused else never_in_xla(run)
-            return tf.function(counted_separately(fn), jit_compile=fused, autograph=False)
-
+        """`loop` as a compiled function."""
+        fused = run_stages.modes["loop"] == "xla"
+        loop: Callable[..., Any] = functools.partial(self.loop, state, run_stages)
+        fn = counted_separately(loop if fused else never_in_xla(loop))
+        make = functools.partial(tf.function, fn, jit_compile=fused, autograph=False)
+        variables = variables_of(state)
         try:
-            bound: Callable[..., Any] = self.bind(state, name, make, args)
+            bound: Callable[..., Any] = self.traces.bound(name, make, args, variables)
         except MoreMetricsError as error:
             self._slots = error.number
-            bound = self.bind(state, name, make, args)
-        note = ("names", run_stages.phase.name)
-        names = self._names.get(run_stages.phase.name, [])
-        self._names[run_stages.phase.name] = self.traces.notes.setdefault(note, names)
+            bound = self.traces.bound(name, make, args, variables)
+        phase = run_stages.phase.name
+        names = self._names.get(phase, [])
+        self._names[phase] = self.traces.notes.setdefault(("names", phase), names)
         return bound
 
     def _has_clocks(self, run_stages: Stages) -> bool:
@@ -214,20 +204,30 @@ class Runner:
     # Many.
 
     def loop(
-        self, state: State, run_stages: Stages, iterations: tf.Tensor, limit: tf.Tensor
+        self,
+        state: State,
+        run_stages: Stages,
+        carried: list[tf.Tensor],
+        iterations: tf.Tensor,
+        limit: tf.Tensor,
     ) -> Any:
         """Runs iterations up to a number of iterations or env steps; traced.
+
+        Args:
+          state: A state of the same structure as the one to begin with.
+          run_stages: The stages of an iteration.
+          carried: The leaves of the state to begin with, see `leaves.carried`.
+          iterations: int32 scalar.
+          limit: int64 scalar, env steps.
 
         Returns:
           The carried leaves of the state, the number of rows, their floats and counters, and
           seconds by stage.
         """
-        begun = self._workflow.prefetch(state)
+        begun = self._workflow.prefetch(leaves.with_carried(state, carried))
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(ROW_COUNTERS)])
-
-        def of(carried: list[tf.Tensor]) -> State:
-            return leaves.with_carried(begun, carried)
+        of = functools.partial(leaves.with_carried, begun)
 
         def body(
             i: Any, done: Any, carried: Any, floats: Any, counters: Any, seconds: Any
@@ -257,15 +257,10 @@ class Runner:
         limit: Any,
     ) -> Any:
         """Runs the iterations of a row of metrics; returns state, iterations done, and the row."""
-
-        def iterated(carried: Any) -> Any:
-            state, *row = self._iterate(of(carried), run_stages)
-            return leaves.carried(state), *row
-
         per_row, steps = self._workflow.iterations_per_row, self._workflow.fixed_steps_per_iteration
         if per_row == 1:
-            carried, *row = iterated(carried)
-            return carried, done + 1, *row
+            state, *row = self._iterate(of(carried), run_stages)
+            return leaves.carried(state), done + 1, *row
         zeros = tf.zeros([2, self._slots])
         # Each carried tensor costs a graph several operations per iteration.
         timed = self._has_clocks(run_stages)
@@ -273,8 +268,8 @@ class Runner:
         most = tf.minimum(done + per_row, n)
 
         def once(carried: Any, sums: Any, seconds: Any) -> Any:
-            carried, f, _, s = iterated(carried)
-            return carried, accumulator().add(sums, f), [t + s for t in seconds]
+            state, f, _, s = self._iterate(of(carried), run_stages)
+            return leaves.carried(state), accumulator().add(sums, f), [t + s for t in seconds]
 
         def accumulator() -> MetricAccumulator:
             return MetricAccumulator(self._names[run_stages.phase.name], self._slots)

@@ -12,9 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import tf_private
-from tfrl.distribute.tracing import counted_separately
 from tfrl.errors import UserError
-from tfrl.traces import logic_key
+from tfrl.traces import counted_separately, logic_key
 from tfrl.types import Nest
 
 MODES = ("xla", "graph", "eager")

@@ -14,7 +14,6 @@ from tfrl import seeding
 from tfrl.compat.tf_agents import specs, trajectories
 from tfrl.compat.tf_agents.players import Player, as_tensors, check_reward, make_player
 from tfrl.compat.tf_agents.trajectories import time_step, time_step_spec
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.adapters import host_spaces
 from tfrl.envs.core import Autoreset, Env, Wrapper, carrying
 from tfrl.envs.host import on_host
@@ -22,6 +21,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState, Nest
 
 

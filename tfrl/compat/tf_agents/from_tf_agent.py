@@ -27,9 +27,9 @@ from tfrl.compat.tf_agents.from_tf_agent_calls import (
 )
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, tell_limits, undecorated
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from, unchecked
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 

@@ -9,10 +9,10 @@ from tf_agents.trajectories import TimeStep
 
 from tfrl import seeding
 from tfrl.compat.tf_agents.trajectories import time_step
-from tfrl.distribute.tracing import counted_separately
 from tfrl.envs.core import Autoreset, Env, carrying
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.traces import counted_separately
 from tfrl.types import EnvState, Nest
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.distribute.tracing import counted_separately
 from tfrl.episodes import DEFAULT_MODULE_ID, lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.connector import MODULES_TO_TRAIN, Connector
 from tfrl.learners.connectors.episode_rows import EpisodeRows, column, rows_by_episode
+from tfrl.traces import counted_separately
 
 Nest = Any
 _LEAST = 8
