@@ -77,7 +77,7 @@ class Computed(struct.Struct):
 
     Attributes:
       gradients: Postprocessed gradients of the trained variables, in the table's order.
-      norms: Global norm of the gradients of each optimizer, before postprocessing.
+      norms: `{owner: {optimizer name: scalar}}`, global norms before postprocessing.
       losses: `{module_id: scalar}`.
       metrics: `{module_id: {name: float32 scalar}}`.
       param_updates: `{module_id: {group: nest}}`, see `agents.core.PARAM_UPDATES`.
@@ -85,7 +85,7 @@ class Computed(struct.Struct):
     """
 
     gradients: list[tf.Tensor]
-    norms: list[tf.Tensor]
+    norms: dict[str, dict[str, tf.Tensor]]
     losses: dict[str, tf.Tensor]
     metrics: dict[str, dict[str, tf.Tensor]]
     param_updates: dict[str, Any]
@@ -247,7 +247,7 @@ class _TrainStep:
         minibatch: Minibatch,
         stopped: Flags,
     ) -> StepResult:
-        """As `_gradient_step`, without computation for updates that wait."""
+        """As `gradient_step`, without computation for updates that wait."""
         shape: list[Any] = []
         together = len({u.every for u in updates.values()}) == 1
 
@@ -292,24 +292,18 @@ class _TrainStep:
         stopped = {
             m: s | computed.stops[m] if m in computed.stops else s for m, s in stopped.items()
         }
-        refs = self._trained(updates)
-        owners = self._by_optimizer(dict(zip(refs, per_replica.gradients, strict=True)))
-        norms = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
+        gradients = dict(zip(self._trained(updates), per_replica.gradients, strict=True))
         finite = dict.fromkeys(updates, tf.constant(True))
         still_active = self._active(state, updates, stopped, all_due=all_due)
         steps: list[OwnerStep] = []
         untrained = dict(per_replica.param_updates)
-        for owner in dict.fromkeys(owner for (owner, _), _ in owners):
-            own = {r: g for (o, _), by_ref in owners if o == owner for r, g in by_ref.items()}
-            involved = [
-                m
-                for m in updates
-                if not own.keys().isdisjoint(self._trained({m: updates[m]}).keys())
-            ]
+        for owner, refs_by_name in self._owned(updates).items():
+            own = {ref: gradients[ref] for refs in refs_by_name.values() for ref in refs}
+            involved = [m for m in updates if self._trained({m: updates[m]}).keys() & own.keys()]
             conditions = []
             if self._learner.check_numerics != "off":
                 # A norm is finite only if every gradient is.
-                conditions = [tf.math.is_finite(n) for (o, _), n in norms.items() if o == owner]
+                conditions = [tf.math.is_finite(n) for n in computed.norms[owner].values()]
                 for m in involved:
                     check = tf.math.is_finite(computed.losses[m])
                     conditions.append(check | ~active[m] if m in active else check)
@@ -322,7 +316,7 @@ class _TrainStep:
             # group change the same leaves: the first one is applied last.
             changes = {m: untrained.pop(m) for m in reversed(involved) if m in untrained}
             steps.append((conditions, own, changes))
-        rows = {m: self._metrics_of(m, computed, norms) for m in updates}
+        rows = {m: self._metrics_of(m, computed) for m in updates}
         return self._apply(state, steps), rows, stopped, finite
 
     def _active(
@@ -341,15 +335,12 @@ class _TrainStep:
                 active[m] = _all(due + go)
         return active
 
-    def _metrics_of(
-        self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]
-    ) -> dict[str, tf.Tensor]:
+    def _metrics_of(self, m: str, computed: Computed) -> dict[str, tf.Tensor]:
         """A module's metrics; `Learner.fit` removes unrequested norms."""
-        own = {name: n for (owner, name), n in norms.items() if owner == m}
-        own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
+        norms = computed.norms.get(m) or computed.norms.get(ALL_MODULES, {})
         row = {"loss": tf.cast(computed.losses[m], tf.float32)}
-        for name, norm in own.items():
-            row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
+        for name, norm in norms.items():
+            row["grad_norm" if len(norms) == 1 else f"grad_norm/{name}"] = norm
         return {**row, **computed.metrics[m]}
 
     def _apply(self, state: LearnerState, steps: list[OwnerStep]) -> LearnerState:
@@ -433,7 +424,12 @@ class _TrainStep:
         named: ParamDict = dict(zip(refs, gradients, strict=True))
         with self._learner.metrics.tracing() as logged:
             norm_of = self._learner.global_norm_function()
-            norms = [norm_of(list(own.values())) for _, own in self._by_optimizer(named)]
+            norms = {
+                owner: {
+                    name: norm_of([named[ref] for ref in own]) for name, own in refs_by_name.items()
+                }
+                for owner, refs_by_name in self._owned(updates).items()
+            }
             processed = self._learner.postprocess_gradients(named)
         for m, row in traced_metrics.as_rows(self.logged, logged, updates).items():
             metrics[m] = {**metrics[m], **row}
@@ -519,12 +515,13 @@ class _TrainStep:
         """The places of the trained parameters by their refs."""
         return self._table.trained({m: u.groups for m, u in updates.items()})
 
-    def _by_optimizer(self, named: ParamDict) -> list[tuple[tuple[str, str], ParamDict]]:
-        """The gradients of each optimizer that has some, by (owner, optimizer name)."""
-        owned = []
+    def _owned(self, updates: dict[str, Update]) -> dict[str, dict[str, list[Any]]]:
+        """The trained parameters of each optimizer, `{owner: {optimizer name: refs}}`."""
+        trained = {ref: ref for ref in self._trained(updates)}
+        owned: dict[str, dict[str, list[Any]]] = {}
         for owner, name, entry in self._learner.optimizer_entries():
-            if own := entry.own(named):
-                owned.append(((owner, name), own))
+            if own := entry.own(trained):
+                owned.setdefault(owner, {})[name] = list(own)
         return owned
 
 
