@@ -11,6 +11,7 @@ from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, PolicyParameters, Update
 from tfrl.agents.default_networks import default_policy, default_torso, with_memory
+from tfrl.agents.rows import check_rows
 from tfrl.checks import Bound
 from tfrl.distributions import Distribution
 from tfrl.envs.action_masks import split_mask
@@ -458,10 +459,23 @@ class ActorCritic(NormalizingAgent):
             mask=trajectory.valid,
         )
 
+    def check_rows(self, batch: Nest) -> None:
+        """Raises a UserError for rows that do not match the specs; traced."""
+        check_rows(
+            type(self).__name__,
+            batch,
+            obs=self.obs_spec,
+            action=self.action_spec,
+            numbers=("log_prob", "advantage", "value_target", "value", "reward", "next_value"),
+            flags=("mask", "starts", "termination", "truncation"),
+            leading_axes=2 if self.learns_sequences else 1,
+        )
+
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
         """Normalises the advantages over the minibatch's valid rows on all replicas."""
+        self.check_rows(batch)
         if not self.normalize_advantage:
             return batch
         advantage = ops.normalize_advantage(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrl import checks, struct
 from tfrl.agents.core import NormalizingAgent
 from tfrl.agents.random import RandomAgent
+from tfrl.agents.rows import check_rows
 from tfrl.checks import Bound
 from tfrl.errors import UserError
 from tfrl.ops import statistics
@@ -54,33 +55,6 @@ def transition_of(
         )
     known: dict[str, Any] = {name: columns.get(name) for name in (*COLUMNS, *_MORE)}
     return MaskedTransition(**known)
-
-
-def check_rows(owner: str, batch: Any, **specs: Nest) -> None:
-    """Raises a UserError for columns whose rows do not match an agent's specs.
-
-    Args:
-      owner: What learns from them, for messages.
-      batch: A `Transition`, or an object with its fields; None fields are not checked.
-      **specs: The nest of specs of a row, by field.
-    """
-    for name, spec in specs.items():
-        rows = getattr(batch, name)
-        if rows is None:
-            continue
-        want = {path: tuple(s.shape) for path, s in struct.paths(spec).items()}
-        have = {path: tuple(x.shape[1:]) for path, x in struct.paths(rows).items()}
-        for path in sorted(want.keys() | have.keys()):
-            if want.get(path) != have.get(path):
-                raise UserError(
-                    f"the batch of {owner}, {name if path == '.' else f'{name}/{path}'}",
-                    expected=_rows_of(want.get(path)),
-                    got=_rows_of(have.get(path)),
-                )
-
-
-def _rows_of(shape: tuple[int | None, ...] | None) -> str:
-    return "nothing of this name" if shape is None else f"rows of shape {list(shape)}"
 
 
 # The state's count of learner steps, if only some of them update target networks.
@@ -256,7 +230,15 @@ class OffPolicy(NormalizingAgent):
         """
         if isinstance(batch, Mapping):
             batch = transition_of(type(self).__name__, batch)
-        check_rows(type(self).__name__, batch, obs=self.obs_spec, next_obs=self.obs_spec)
+        check_rows(
+            type(self).__name__,
+            batch,
+            obs=self.obs_spec,
+            action=self.action_spec,
+            next_obs=self.obs_spec,
+            numbers=("reward", "discount", "weight"),
+            flags=("mask",),
+        )
         if "discount" in self.hyperparameters:  # of single steps: 0 after a termination
             goes_on = batch.discount > 0.0
             own = self.setting(state, "discount") * tf.ones_like(batch.discount)

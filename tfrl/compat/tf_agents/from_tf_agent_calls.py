@@ -13,7 +13,8 @@ from tf_agents.trajectories import Trajectory as Frames
 from tf_agents.trajectories import Transition as FramePair
 
 from tfrl import struct
-from tfrl.agents.off_policy.agent import check_rows, transition_of
+from tfrl.agents.off_policy.agent import transition_of
+from tfrl.agents.rows import check_rows
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.compat.tf_agents.trajectories import (
