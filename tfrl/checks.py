@@ -209,6 +209,10 @@ def path(name: str, value: Any) -> str:
     raise UserError(name, expected="a path", got=repr(value), remedy="Pass text or a pathlib.Path.")
 
 
+# Environment variables with the proxy of gRPC's connections, in its order.
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
 def address(value: Any, name: str = "The address of a Reverb server") -> str:
     """Returns an address `host:port`; raises a UserError for any other form."""
     host, colon, port = str(value).rpartition(":")

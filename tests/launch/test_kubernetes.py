@@ -90,7 +90,7 @@ def test_each_pod_knows_its_place():
         "dqn-collector-1-0.dqn",
     ]
     servers, learners, collector = pods[:2], pods[2:4], pods[-1]
-    assert [pod.command[-4] for pod in servers] == [
+    assert [word for pod in servers for word in pod.command if "root_dir" in word] == [
         "--root_dir=/runs/dqn/servers/0",
         "--root_dir=/runs/dqn/servers/1",
     ]
@@ -149,6 +149,7 @@ REFUSED = {
     "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
     "gin_file_above": ({"gin_files": ("../a.gin",)}, {}, "got a path of this machine"),
     "gin_file_at_home": ({"gin_files": ("~/a.gin",)}, {}, "got a path of this machine"),
+    "volume_of_two": ({}, {"volume": "claim:/runs:ro"}, "--volume=claim:/runs:ro: expected CLAIM:"),
     "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),
     "no_topology": (
         {"learner_flags": ("--strategy=tpu",)},
@@ -186,6 +187,15 @@ def test_refused(name):
     with pytest.raises(UserError) as error:
         kubernetes.job_set(dataclasses.replace(OPTIONS, **changed), **{**COMMON, **changes})
     assert message in str(error.value)
+
+
+def test_an_included_file_of_this_machine_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.gin").touch()
+    (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\n")
+    options = dataclasses.replace(OPTIONS, gin_files=("mine.gin",))
+    with pytest.raises(UserError, match="^include '.*/base.gin': expected a file of the image"):
+        kubernetes.job_set(options, **COMMON)
 
 
 @pytest.mark.parametrize(

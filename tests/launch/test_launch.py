@@ -343,6 +343,16 @@ def test_only_the_learner_sees_the_gpus(tmp_path, monkeypatch):
     assert shown <= set(said)
 
 
+def test_what_belongs_to_other_jobs_or_networks_is_not_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    monkeypatch.setenv("no_proxy", "intern")
+    shows = "import os; print(os.environ.get('TF_CONFIG'), os.environ['no_proxy'])"
+    made, said = engine(tmp_path, {"learner-0": shows})
+    assert made.run(termination.Termination()) == 0
+    assert "learner-0 | None intern,localhost,127.0.0.1" in said
+
+
 def test_a_table_shows_the_processes_while_they_run(tmp_path):
     line = "env steps  5% 1,000/20,000  1,050/s  eta 0:00:20"
     learner = f"import time; print({line!r}, flush=True); time.sleep(0.6)"
@@ -395,7 +405,7 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     assert names[:5] == ["server-0", "learner-0", "collector-0", "collector-1", "evaluator-0"]
     server, learner, collector = out.splitlines()[0], out.splitlines()[1], out.splitlines()[3]
     port = server.partition("--port=")[2].split()[0]
-    assert f"--num_collectors=2 --root_dir={root}/servers/0" in server
+    assert f"--num_collectors=2 --num_servers=1 --root_dir={root}/servers/0" in server
     config = "--gin_file=dqn/gymnasium_cartpole.gin '--gin_bindings=total_steps = 900' --seed=3"
     assert f"tfrl-learn {config} --replay_server=loc" in learner
     assert f"--replay_server=localhost:{port}" in collector
@@ -803,6 +813,20 @@ def test_a_mirrored_learner_has_several_devices(capsys, tmp_path):
     args = (f"--root_dir={tmp_path}", f"--gin_file={DQN}", "--dry_run", "--strategy=mirrored")
     code, _, err = call(capsys, *args, "--num_logical_cpus=3")
     assert code == 2 and "batch_size: expected a multiple of 3" in err
+
+
+@pytest.mark.needs("reverb")
+def test_each_learner_has_its_gpus(capsys):
+    common = ("--root_dir=gs://b/r", "--engine=kubernetes", "--image=i")
+    code, _, err = call(capsys, *common, f"--gin_file={DQN}", "--resources=learner:gpu=3")
+    assert code == 2 and "batch_size: expected a multiple of 3" in err
+
+
+@pytest.mark.needs("reverb")
+def test_each_worker_evaluates(capsys, tmp_path):
+    args = (f"--root_dir={tmp_path}", "--gin_file=mappo/tf_relay.gin", "--collectors=4")
+    code, _, err = call(capsys, *args, "--learners=2", "--dry_run")
+    assert code == 2 and "num_envs of eval_env: expected a multiple of the 2 replicas" in err
 
 
 @pytest.mark.needs("reverb")

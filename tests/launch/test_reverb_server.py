@@ -141,13 +141,32 @@ def test_served_tables(experiment):
     assert (table.info.name, table.info.max_size) == ("replay", 7)
 
 
+@pytest.mark.parametrize(
+    ("num_collectors", "num_servers", "size"),
+    [(0, None, 1000), (1, None, 1000), (0, 1, 2000), (1, 1, 2000)],
+)
+def test_a_server_has_its_share_by_the_gin_file_or_the_flag(num_collectors, num_servers, size):
+    bindings = [
+        "OffPolicyWorkflow.replay = @ReverbReplay",
+        "OffPolicyWorkflow.batch_size = 4",
+        "ReverbReplay.capacity = 2000",
+        "ReverbReplay.block_size = 1",
+        "ReverbReplay.num_servers = 2",
+        "make_env.num_envs = 2",
+    ]
+    assembled = settings.assemble(["sac/tf_pendulum.gin"], bindings)
+    served = reverb_server.served_tables(assembled, num_collectors, num_servers)
+    assert {t.name: t for t in served}["replay"].info.max_size == size
+
+
 def test_environments_are_closed():
     def make_tables():
         events.append("tables")
         return (1, 2)
 
     class Workflow:
-        replay = mock.Mock(spec=ReverbReplay, make_tables=make_tables)
+        replay = mock.Mock(spec=ReverbReplay, num_servers=1)
+        replay.replace.return_value.of_one_server.make_tables = make_tables
 
         def close(self):
             events.append("closed")

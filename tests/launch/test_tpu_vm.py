@@ -294,9 +294,17 @@ def test_files_that_cannot_be_copied_are_refused(tmp_path, experiment, monkeypat
     (tmp_path / "here/far.gin").write_text("import tpu_vm_far\n")
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     for file, package, message in (
-        (f"{tmp_path}/up.gin", "tfrl", f"Gin file '{tmp_path}/up.gin': expected a path relative"),
-        ("up.gin", "tfrl", "Gin file '../up.gin': expected a path relative to the working"),
-        ("far.gin", "tfrl", "Module tpu_vm_far of the gin files: expected a module of the working"),
+        (
+            f"{tmp_path}/up.gin",
+            "tfrl[reverb]",
+            f"Gin file '{tmp_path}/up.gin': expected a path relative",
+        ),
+        ("up.gin", "tfrl[reverb]", "Gin file '../up.gin': expected a path relative to the working"),
+        (
+            "far.gin",
+            "tfrl[reverb]",
+            "Module tpu_vm_far of the gin files: expected a module of the working",
+        ),
         ("my own.gin", "dist/y.whl[reverb]", "--package=dist/y.whl[reverb]: expected a wheel that"),
     ):
         options = dataclasses.replace(experiment, gin_files=(file,))
@@ -342,7 +350,10 @@ REFUSED = {
     "size": ({}, {"accelerator_type": "v4-4"}, "v5p with a multiple of 8"),
     "strategy": ({"learner_flags": ("--strategy=mirrored",)}, {}, "--strategy=mirrored"),
     "spot": ({"root_dir": "runs/a"}, {"spot": True}, "expected gs://bucket/folder with --spot"),
-    "no_tfrl": ({}, {"packages": ["my_envs"]}, "--package: expected tfrl with the extra reverb"),
+    **{
+        f"package_{name}": ({}, {"packages": [name]}, "--package: expected tfrl with the extra")
+        for name in ("my_envs", "mytfrlenvs[reverb]", "tfrl-envs[reverb]", "tfrl")
+    },
     **{
         f"package_{package}": ({}, {"packages": ["tfrl[reverb]", package]}, f"--package={package}")
         for package in (
@@ -367,7 +378,7 @@ def test_refused(name):
 
 @pytest.mark.parametrize("package", ["tensorflow~=2.15.0", "tensorflow", "tensorflow-datasets"])
 def test_packages_that_leave_the_images_tensorflow(package):
-    packages = ["git+https://host/me/tfrl.git", package]
+    packages = ["tfrl[reverb] @ git+https://host/me/tfrl.git", package]
     made = tpu_vm.script(OPTIONS, **{**COMMON, "accelerator_type": "v4-8", "packages": packages})
     assert package in made
 

@@ -57,6 +57,8 @@ class LearnerTest(parameterized.TestCase):
             r"\(remainder 2\). The nearest divisors are 2 and 4; or choose",
         ):
             learner.update_from_batch(rows(8), minibatch_size=3)
+        with pytest.raises(UserError, match="minibatch_size: expected a whole number .* got True"):
+            learner.update_from_batch(rows(8), minibatch_size=True)
 
     def test_padded_rows_are_masked(self):
         learner = built(RegressionAgent(delay=1), optimizer_fn=sgd)

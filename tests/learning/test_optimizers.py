@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.keras import api as keras
 from tfrl.learning.optimizers import SGD, Adam, AdamW, Lion, RMSprop
+from tfrl.learning.optimizers.bound import BoundOptimizer
 
 RATE = 0.03
 KERAS = keras.optimizers
@@ -178,3 +180,15 @@ def test_the_fused_step_is_keras_to_the_bit():
     expected = by_keras(CASES["adam"][1])
     for name, value in expected.items():
         np.testing.assert_array_equal(params[name].numpy(), value)
+
+
+def test_a_slot_without_a_name_is_an_error():
+    @struct.logic_dataclass
+    class Averaging(SGD):
+        """Keeps an average that it does not list."""
+
+        def init(self, params):
+            return {**super().init(params), "average": params}
+
+    with pytest.raises(UserError, match=r"Averaging.init returns: expected .*, got .*'average'"):
+        BoundOptimizer(Averaging(), [tf.Variable(1.0)])

@@ -154,7 +154,15 @@ class OwnMetrics(Collecting):
 def test_counters_are_not_forgotten_nor_replaced(env, name, counts, message):
     workflow = OwnMetrics(env, name, counts)
     with pytest.raises(UserError, match=message):
-        workflow.learn(workflow.setup(0), total_env_steps=16, progress=False)
+        workflow.step(workflow.setup(0))
+
+
+@pytest.mark.parametrize("mode", ["jit", {"iterations": "xla"}])
+def test_the_compile_mode_of_an_own_workflow_is_checked(env, mode):
+    workflow = OwnMetrics(env, "mine", True)
+    workflow.compile = mode
+    with pytest.raises(UserError, match="compile: expected xla, graph, eager, got"):
+        workflow.step(workflow.setup(0))
 
 
 def test_a_class_attribute_of_an_agent_is_part_of_its_logic(env, monkeypatch):

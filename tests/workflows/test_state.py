@@ -162,6 +162,10 @@ def test_a_workflow_of_objects():
         OnPolicyWorkflow(env, PPO, None, evaluator, eval_env=eval_env)
     with pytest.raises(UserError, match="evaluator: expected a tfrl.evaluation.Evaluator"):
         OnPolicyWorkflow(env, PPO, "adam", eval_env)
+    with pytest.raises(UserError, match="the agent of the evaluator: expected an agent with the"):
+        OnPolicyWorkflow(env, PPO, None, evaluator)
+    with pytest.raises(UserError, match="num_episodes: expected"):
+        workflow.final_evaluation(state, 0)
     with pytest.raises(UserError, match="replay_buffer: expected None with replay"):
         OffPolicyWorkflow(env, agent, replay_buffer=replay, replay=replay)
 

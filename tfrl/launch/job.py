@@ -140,10 +140,9 @@ def roles(
         serving = [
             f"--port={address.rpartition(':')[2]}",
             f"--num_collectors={count}",
+            f"--num_servers={len(addresses)}",
             f"--root_dir={root.rstrip('/')}/{SERVERS}/{i}",
         ]
-        if len(addresses) > 1:
-            serving.append(f"--num_servers={len(addresses)}")
         if bind:
             serving.append(f"--bind={bind}")
         result.append(Role(SERVER, i, "reverb_server", (*experiment, *serving)))

@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
+from tfrl.launch import gin_files
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, JobOptions, Role, roles
 from tfrl.launch.resources import KINDS, RoleResources
 
@@ -103,16 +104,9 @@ def check(
             remedy="Pass --volume=CLAIM:/runs --root_dir=/runs/NAME.",
         )
     for file in options.gin_files:
-        path = posixpath.normpath(file)
-        if path.startswith(("/", "../", "~", "ram:")) and not (
-            mount and path.startswith(f"{mount}/")
-        ):
-            raise UserError(
-                f"--gin_file={file}",
-                expected="a file of the image's working folder, of the package or of --volume",
-                got="a path of this machine",
-                remedy="Put it into the image, and pass its path from the working folder there.",
-            )
+        _check_file(f"--gin_file={file}", file, mount)
+    for file in gin_files.included(options.gin_files):
+        _check_file(f"include '{file}'", file, mount)
     strategy = options.learner_flag("strategy") or "auto"
     tpu = options.learner_flag("tpu") or "local"
     if strategy == "tpu" and tpu == "local" and not tpu_topology:
@@ -140,6 +134,17 @@ def check(
                 got=f"a tpu in --resources, and --tpu_topology={tpu_topology or ''}",
                 remedy="Leave tpu out of --resources, and pass for example --tpu_topology=v5e:2x4.",
             )
+
+
+def _check_file(thing: str, file: str, mount: pathlib.PurePosixPath | None) -> None:
+    path = posixpath.normpath(file)
+    if path.startswith(("/", "../", "~", "ram:")) and not (mount and path.startswith(f"{mount}/")):
+        raise UserError(
+            thing,
+            expected="a file of the image's working folder, of the package or of --volume",
+            got="a path of this machine",
+            remedy="Put it into the image, and pass its path from the working folder there.",
+        )
 
 
 def _check_names(name: str, image: str | None, service_account: str | None) -> None:
@@ -346,7 +351,8 @@ def _failure_rules(kind: str) -> list[dict[str, Any]]:
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
     claim, _, folder = volume.partition(":")
-    if not re.fullmatch(_DNS_NAME, claim) or not folder.startswith("/") or not folder.strip("/"):
+    is_folder = re.fullmatch("/[^:]+", folder) and folder.strip("/")
+    if not re.fullmatch(_DNS_NAME, claim) or not is_folder:
         raise UserError(
             f"--volume={volume}",
             expected="CLAIM:/folder, a folder below /",

@@ -22,7 +22,7 @@ from tfrl.launch import (
     tpu_vm,
 )
 from tfrl.launch import flags as common_flags
-from tfrl.launch.job import SERVER_CHECKPOINTS, SERVERS, JobOptions, Role, roles
+from tfrl.launch.job import LEARNER, SERVER_CHECKPOINTS, SERVERS, JobOptions, Role, roles
 from tfrl.launch.local_engine import TABLE_SECONDS, LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
@@ -130,7 +130,7 @@ def main() -> int:
     )
     if asked.dry_run or renders:
         text = _rendered(options, asked, where) if renders else ""
-        job, addresses, num_replicas = _planned(options, asked)
+        job, addresses, num_replicas = _planned(options, asked, where)
         from tfrl.launch import sizes
 
         if asked.dry_run:
@@ -163,7 +163,7 @@ def main() -> int:
             wait_seconds=options.wait_seconds,
             table_seconds=table_seconds,
         )
-    job, _, _ = _planned(options, asked)
+    job, _, _ = _planned(options, asked, where)
     engine = LocalEngine(
         job,
         log_dir,
@@ -182,21 +182,26 @@ def _rendered(options: JobOptions, asked: flags.FlagValues, where: resources.Rol
     return tpu_vm.rendered(options, asked.max_restarts)
 
 
-def _planned(options: JobOptions, asked: flags.FlagValues) -> tuple[list[Role], Sequence[str], int]:
+def _planned(
+    options: JobOptions, asked: flags.FlagValues, where: resources.RoleResources
+) -> tuple[list[Role], Sequence[str], int]:
     """Returns what an engine starts, as far as it is known before.
 
     Args:
       options: The configuration of the job.
       asked: All flags.
+      where: The value of --resources.
 
     Returns:
       The processes, the servers' addresses, and the number of the learner's devices.
     """
     servers = range(options.replay_servers)
-    cpus = int(options.learner_flag("num_logical_cpus") or 1)
+    devices = int(options.learner_flag("num_logical_cpus") or 1)
+    if asked.engine in ("ray", "kubernetes") and asked.strategy != "one_device":
+        devices = max(devices, int(where.of(LEARNER).get("gpu", 1)))
     if asked.engine == "kubernetes":
         job = kubernetes.job(options, asked.job_name, asked.tpu_topology)
-        num_replicas = kubernetes.replicas(asked.tpu_topology) if asked.tpu_topology else cpus
+        num_replicas = kubernetes.replicas(asked.tpu_topology) if asked.tpu_topology else devices
         return job, kubernetes.addresses(options, asked.job_name), num_replicas
     if asked.engine == "tpu_vm":
         addresses = [f"localhost:PORT-OF-SERVER-{i}" for i in servers]
@@ -204,11 +209,11 @@ def _planned(options: JobOptions, asked: flags.FlagValues) -> tuple[list[Role], 
         return roles(there, addresses), addresses, tpu_vm.replicas(asked.accelerator_type)
     if asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in servers]
-        return roles(options, addresses, bind="0.0.0.0"), addresses, cpus  # nosec B104
+        return roles(options, addresses, bind="0.0.0.0"), addresses, devices  # nosec B104
     workers = options.learners if options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
     addresses, learner_addresses = free[: len(servers)], free[len(servers) :]
-    return roles(options, addresses, learner_addresses=learner_addresses), addresses, cpus
+    return roles(options, addresses, learner_addresses=learner_addresses), addresses, devices
 
 
 def _check(

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfrl import checks
 from tfrl.errors import UnavailableError, UserError
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, ROLE_VARIABLE, SERVER, Role
 from tfrl.launch.processes import child_of, program
@@ -400,9 +401,17 @@ def spawn(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONUNBUFFERED": "1", ROLE_VARIABLE: name, **(environment or {})},
+        env={**_inherited(), "PYTHONUNBUFFERED": "1", ROLE_VARIABLE: name, **(environment or {})},
         preexec_fn=child_of(os.getpid()),
     )
+
+
+def _inherited() -> dict[str, str]:
+    """The environment without what would keep processes of this machine from each other."""
+    kept = {n: x for n, x in os.environ.items() if n != "TF_CONFIG"}  # of another job
+    if any(kept.get(name) for name in checks.PROXIES):
+        kept["no_proxy"] = ",".join(filter(None, [kept.get("no_proxy"), "localhost", "127.0.0.1"]))
+    return kept
 
 
 def free_ports(count: int) -> list[int]:

@@ -58,8 +58,8 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer(
     "num_servers",
-    1,
-    "With --num_collectors: this many servers share the replay buffer.",
+    None,
+    "This many servers share the replay buffer; default: ReverbReplay.num_servers.",
     lower_bound=1,
 )
 flags.DEFINE_integer(
@@ -142,13 +142,15 @@ def _check_free(port: int) -> None:
         ) from error
 
 
-def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1) -> list[Any]:
+def served_tables(
+    assembled: Any, num_collectors: int = 0, num_servers: int | None = None
+) -> list[Any]:
     """Returns the empty Reverb tables of a training.
 
     Args:
       assembled: The `Settings` of its gin file. The workflow's environments are closed.
       num_collectors: The number of collectors; 0 for a training without collectors.
-      num_servers: The number of servers that share the replay buffer.
+      num_servers: The number of servers that share the replay buffer; None for the gin file's.
 
     Raises:
       UserError: The training has no replay buffer, or one that Reverb does not support.
@@ -168,7 +170,9 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
                 got=f"{type(workflow).__name__}, a workflow without one",
                 remedy="For tfrl-learn and collectors pass --num_collectors=N.",
             )
-        return list(on_reverb(workflow.replay).make_tables())
+        replay = on_reverb(workflow.replay)
+        replay = replay.replace(num_servers=num_servers or replay.num_servers)
+        return list(replay.of_one_server.make_tables())
 
 
 def forget_ended(server: Any) -> None:

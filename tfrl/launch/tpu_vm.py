@@ -244,8 +244,10 @@ def _copied(options: JobOptions, packages: Sequence[str]) -> tuple[list[str], li
 
 
 def _check_packages(packages: Sequence[str]) -> None:
-    """Checks that pip installs tfrl, and leaves the image's TensorFlow."""
-    if not any("tfrl" in package for package in packages):
+    """Checks that pip installs tfrl and Reverb, and leaves the image's TensorFlow."""
+    own = [p for p in packages if re.search(r"(^|[/ ])tfrl\b(?!-)|(^|/)tfrl-\d", p)]
+    has_reverb = any("[" in p for p in own) or any(p.startswith("dm-reverb") for p in packages)
+    if not own or not has_reverb:
         raise UserError(
             "--package",
             expected="tfrl with the extra reverb among the packages",

@@ -95,6 +95,9 @@ class Collector:
         self.env = collector_env(workflow, num_tasks)
         self._player = copy.copy(workflow)
         self._player.replica_env = self.env
+        for env in (workflow.env, workflow.eval_env):
+            if isinstance(env, HostEnv) and env is not self.env:
+                env.close()  # it plays only its own, and does not evaluate
         self.connection = connection
         check_settings(connection.address, connection.server_info(), workflow, num_tasks)
         self.form = agent_form(workflow, seed)

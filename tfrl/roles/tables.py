@@ -41,13 +41,16 @@ _MOST_REPORTS = 100_000
 _REMEDY = "Start all processes of a run with the same gin file, bindings and number of collectors."
 
 
-def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int = 1) -> list[Any]:
+def make_tables(
+    workflow: LearnerWorkflow, num_collectors: int, num_servers: int | None = None
+) -> list[Any]:
     """Returns the empty tables of a server of a distributed run.
 
     Args:
       workflow: The workflow of the gin file.
       num_collectors: The number of collectors.
-      num_servers: The number of servers that share the replay buffer; the first has the parameters.
+      num_servers: The number of servers that share the replay buffer, of which the first has the
+        parameters; None for that of the gin file.
 
     Raises:
       UserError: For a workflow that cannot be distributed.
@@ -56,7 +59,7 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
     tables = [parameters.make_table(form), _report_table(HEARTBEATS, _HEARTBEAT)]
     if isinstance(workflow, OnPolicyWorkflow):
         signature = rollout_signature(rollout_form(workflow, num_collectors), num_collectors)
-        _check_one_server(num_servers)
+        _check_one_server(num_servers or 1)
         # A collector waits with its rollout until there is room, then plays on by newer parameters.
         # With a place for each collector, all rollouts would be a batch older.
         queue = reverb().Table.queue(ROLLOUTS, 1, signature=signature)
@@ -89,7 +92,7 @@ def check_job(
     Raises:
       UserError: For a workflow that cannot be distributed, or numbers that do not fit it.
     """
-    if num_replicas > 1:  # each also plays a part of an evaluation
+    if num_learners * num_replicas > 1:  # each also plays a part of an evaluation
         eval_env = workflow.eval_env
         played = (
             {} if isinstance(eval_env, HostEnv) else {"num_envs of eval_env": eval_env.num_envs}
@@ -367,7 +370,7 @@ def replay_at(
     return replay
 
 
-def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:
+def distributed_replay(workflow: LearnerWorkflow, num_servers: int | None = None) -> ReverbReplay:
     """Returns the factory of a workflow's replay buffer, for collectors and a learner.
 
     Its items have the version of the policy. The rate limiter of its first table keeps the ratio
@@ -375,7 +378,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
 
     Args:
       workflow: The workflow of the gin file.
-      num_servers: The number of servers that share the buffer.
+      num_servers: The number of servers that share the buffer; None for that of the gin file.
 
     Raises:
       UserError: For a workflow without replay, and for items other than transitions.
@@ -388,6 +391,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
             remedy="Run this workflow in one process with tfrl-train.",
         )
     replay = on_reverb(workflow.replay)
+    num_servers = replay.num_servers if num_servers is None else num_servers
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}
     changes: dict[str, Any] = {"policy_extras_spec": extras, "num_servers": num_servers}
     if replay.packed is None:  # no other program reads the items

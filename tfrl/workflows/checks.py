@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from tfrl import checks, struct
-from tfrl.agents.core import Agent, algorithm_names
+from tfrl import checks, seeding, struct
+from tfrl.agents.core import ALGORITHMS, Agent, algorithm_names
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -18,6 +18,8 @@ from tfrl.learners.external_update import only_external_updates
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.learning import leaves
 from tfrl.replay import InGraphReplay, ReplayFactory, ReverbReplay, TableConfig
+from tfrl.storage.checkpoint_format import check_fits
+from tfrl.traces import logic_key
 from tfrl.types import Nest, ReplayAgent
 
 
@@ -392,6 +394,22 @@ def check_evaluator(evaluator: object, eval_env: object) -> None:
             expected="None with an evaluator, which has its own environments",
             got=repr(eval_env),
             remedy="Pass only one of the two.",
+        )
+
+
+def check_evaluated(evaluator: Evaluator | None, agent: Agent) -> None:
+    """Raises a UserError for an evaluator of an algorithm with other parameters than an agent's."""
+    own = None if evaluator is None else evaluator.agent
+    if type(own) not in ALGORITHMS.values() or hasattr(agent, "modules"):
+        return  # functions and wrappers may act on any state
+    if logic_key(own) != logic_key(agent):
+        wanted, trained = (a.init(seeding.key(0)).params for a in (cast(Agent, own), agent))
+        check_fits(
+            "the agent of the evaluator",
+            struct.paths(wanted),
+            struct.paths(trained),
+            expected="an agent with the parameters of the workflow's",
+            remedy="Make the evaluator with the workflow's agent.",
         )
 
 

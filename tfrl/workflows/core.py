@@ -96,7 +96,7 @@ class Workflow(abc.ABC):
             optional=True,
             remedy="Pass None to choose it by timing.",
         )
-        self.compile: Any = "graph"  # a mode, or {stage: mode}
+        self.compile: Any = "graph"  # a mode; in some subclasses {stage: mode}
         self.agent: Agent | None = None
         self.evaluator: Evaluator | None = None
         # The environments; None for a workflow that makes them itself.
@@ -188,11 +188,20 @@ class Workflow(abc.ABC):
           until: Stops with the first iteration that reaches this many env steps in all.
 
         Raises:
-          UserError: For a state that was consumed, or a non-finite loss under "raise".
+          UserError: For a state that was consumed, a non-finite loss under "raise", or an `iterate`
+            that does not count.
         """
         checks.at_least("iterations of advance", iterations, 1)
         state = self.ready(state)
+        before = int(state.metrics.iterations)
         rows, state, seconds = self.runner(state).run(state, iterations, until)
+        if rows and rows[-1]["iterations"] == before:
+            raise UserError(
+                f"{type(self).__name__}.iterate",
+                expected="a state with counters that include the iteration",
+                got="the counters of before",
+                remedy="Return state.replace(metrics=state.metrics.counted(env_steps=...)).",
+            )
         return Advance(rows=self.checked_rows(rows), state=state, seconds=seconds)
 
     def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -272,7 +281,7 @@ class Workflow(abc.ABC):
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Settles the compile modes of a run: the mode of the loop is `self.compile`."""
-        eager = self.compile == "eager" or isinstance(self.env, HostEnv)
+        eager = _known_mode(self.compile) == "eager" or isinstance(self.env, HostEnv)
         run_stages.modes["loop"] = "eager" if eager else self.compile
 
     def begin_call(self, state: State) -> State:
@@ -453,14 +462,7 @@ class Workflow(abc.ABC):
           choices: "graph", "xla" or "eager", or `{"iterations": mode}`.
         """
         mode = choices if isinstance(choices, str) else choices.get("iterations", self.compile)
-        if mode not in MODES:
-            raise UserError(
-                "compile",
-                expected=", ".join(MODES),
-                got=repr(mode),
-                remedy="Choose one of these modes.",
-            )
-        self.compile = mode
+        self.compile = _known_mode(mode)
         self._renew_runners()
 
     def _renew_runners(self) -> None:
@@ -749,3 +751,14 @@ class Workflow(abc.ABC):
         if self._host_eval_env is not None:
             self._host_eval_env.close()
             self._host_eval_env = None
+
+
+def _known_mode(mode: object) -> str:
+    if isinstance(mode, str) and mode in MODES:
+        return mode
+    raise UserError(
+        "compile",
+        expected=", ".join(MODES),
+        got=repr(mode),
+        remedy="Choose one of these modes.",
+    )

@@ -38,6 +38,7 @@ from tfrl.workflows.checks import (
     check_divided,
     check_ends,
     check_episodes,
+    check_evaluated,
     check_evaluator,
     check_fit,
     check_resets,
@@ -148,6 +149,7 @@ class LearnerWorkflow(Workflow):
         self._check_agent(learner_config)
         self._evaluator = evaluator
         check_evaluator(evaluator, eval_env)
+        check_evaluated(evaluator, agent)
         if evaluator is not None:
             eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)

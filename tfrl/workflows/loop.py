@@ -274,14 +274,7 @@ class TrainingLoop:
             self._train_steps += new_steps - env_steps
             self._run_time.train_seconds += seconds
             self._run_time.train_steps += new_steps - env_steps
-        before, self._done = self._done, int(rows[-1].get("iterations", self._done + len(rows)))
-        if self._done == before:
-            raise UserError(
-                f"{type(self.workflow).__name__}.iterate",
-                expected="a state with counters that include the iteration",
-                got="the counters of before",
-                remedy="Return state.replace(metrics=state.metrics.counted(env_steps=...)).",
-            )
+        before, self._done = self._done, int(rows[-1]["iterations"])
         self._adapt(seconds / (self._done - before))
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds

@@ -143,8 +143,9 @@ class FailuresTest(absltest.TestCase):
             children[1].join()
             with self.assertRaisesRegex(
                 VectorWorkerError, r"end of worker 1 \(exit code -9\) during"
-            ):
+            ) as caught:
                 env.step(state, np.zeros(2, np.int64))
+            self.assertEqual(caught.exception.exit_code, 75)  # a launcher restarts its process
             self.assertFalse(any(p.is_alive() for p in children))
 
     def outlives(self, how, timeout=60.0):

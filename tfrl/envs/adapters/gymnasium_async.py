@@ -27,6 +27,7 @@ from gymnasium.vector.utils import (
 )
 
 from tfrl.envs.env_calls import EnvError, env_error
+from tfrl.errors import UnavailableError
 
 CLEANUP_TIME = 5.0  # seconds that a process has to close its environment
 _REPORT_TIME = 5.0  # seconds to wait for an error report
@@ -40,6 +41,12 @@ class VectorWorkerError(EnvError):
     def __init__(self, thing: str, *, expected: str, got: Any, remedy: str, trace: str = ""):
         """Builds the message; `trace` is the traceback of the process, or ""."""
         super().__init__(thing, expected=expected, got=got, remedy=remedy, user_traceback=trace)
+
+
+class VectorWorkerLostError(VectorWorkerError):
+    """A process was killed, or did not answer in time: the same command may succeed later."""
+
+    exit_code = UnavailableError.exit_code
 
 
 class ProcessVectorEnv(AsyncVectorEnv):
@@ -194,7 +201,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
             yield
         except multiprocessing.TimeoutError as error:
             silent = [i for i, p in enumerate(self._pipes) if p is None or not p.poll(0)]
-            raise VectorWorkerError(
+            raise VectorWorkerLostError(
                 self._name,
                 expected=f"an answer to {what} within {self._timeout:g} s",
                 got=f"no answer from worker {_listed(silent)}",
@@ -202,15 +209,16 @@ class ProcessVectorEnv(AsyncVectorEnv):
             ) from error
         except (EOFError, ConnectionError) as error:
             time.sleep(0.1)  # for the exit codes
-            dead = [f"{i} (exit code {p.exitcode})" for i, p in enumerate(self.processes)
-                    if p.exitcode is not None]  # fmt: skip
+            codes = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode is not None}
+            dead = [f"{i} (exit code {code})" for i, code in codes.items()]
+            killed = any(code < 0 for code in codes.values())
             hint = "A negative exit code is the number of the signal that killed it."
             if what == _START:
                 hint = (
                     "Guard the script's entry point with `if __name__ == '__main__':`, since the "
                 )
                 hint += "worker processes import it."
-            raise VectorWorkerError(
+            raise (VectorWorkerLostError if killed else VectorWorkerError)(
                 self._name,
                 expected="worker processes that run until close()",
                 got=f"the end of worker {_listed(dead)} during {what}",

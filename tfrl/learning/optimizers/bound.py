@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfrl.errors import UserError
 from tfrl.learning.optimizers.core import Optimizer
 
 
@@ -46,6 +47,14 @@ class BoundOptimizer:
         self.optimizer = optimizer
         self._places = {p.ref(): i for i, p in enumerate(params)}
         start = optimizer.init(list(params))
+        known = {"iterations", *optimizer.slot_names}
+        if start.keys() != known:
+            raise UserError(
+                f"what {type(optimizer).__name__}.init returns",
+                expected=f"{sorted(known)}, the names of `slot_names` among them",
+                got=sorted(start),
+                remedy="List every slot in `slot_names`.",
+            )
         self.iterations = _variable("iterations", start["iterations"])
         self.learning_rate = _variable("learning_rate", tf.constant(learning_rate, tf.float32))
         self._slots = {

@@ -5,6 +5,7 @@ Without a server, Reverb's own calls block forever, or return as if they had wor
 
 import functools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -229,6 +230,10 @@ def await_server(
                 return client.server_info(timeout=max(1, math.ceil(min(left, _ANSWER_SECONDS))))
             except errors:
                 reason = "a process at this address that does not answer like Reverb"
+                proxy = next((name for name in checks.PROXIES if os.environ.get(name)), None)
+                if proxy is not None:
+                    host = address.rpartition(":")[0]
+                    reason += f", or the proxy of {proxy}, which no_proxy={host} goes around"
         if log is not None:
             log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
             log = None
