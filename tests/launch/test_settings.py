@@ -130,6 +130,16 @@ def test_a_keras_optimizer_of_gin():
     assert type(made.learner_config.optimizer).__name__ == "Adagrad"
 
 
+def test_references_in_dicts_and_tuples():
+    bindings = {
+        "ModuleConfig.optimizer": {"ppo": "@optimizers.RMSprop()"},
+        "make_env.wrappers": ("@wrappers.RewardScale",),
+        "RewardScale.scale": 2.0,
+    }
+    made = settings.build_from_config("ppo/tf_cartpole.gin", bindings)
+    assert type(made.learner_config.optimizer["ppo"]).__name__ == "RMSprop"
+
+
 @pytest.mark.parametrize("bindings", [None, 3])
 def test_what_is_no_binding(bindings):
     with pytest.raises(UserError, match="bindings: expected a sequence of names, got"):

@@ -83,7 +83,8 @@ def build_from_config(
       gin_files: One or several gin files, relative to the working directory or the package, for
         example `ppo/tf_cartpole.gin`; later ones override earlier ones.
       bindings: Bindings that override the files: lines like `"make_env.num_envs = 8"`, or
-        `{"make_env.num_envs": 8}`, where a string that begins with @ or % is a reference.
+        `{"make_env.num_envs": 8}`, where a string that begins with @ or % is a reference, also
+        in a list or dict.
       enable_multi_devices: Whether to use all devices, as `--strategy=mirrored` does; sizes are
         global.
       enable_jit: False runs everything eagerly, for a debugger; True keeps the files' modes.
@@ -119,6 +120,12 @@ def binding_lines(bindings: Mapping[str, Any]) -> list[str]:
 def _in_gin(name: str, value: Any) -> str:
     if isinstance(value, str) and value.startswith(("@", "%")):
         return value
+    if type(value) is dict:
+        items = (f"{_in_gin(name, k)}: {_in_gin(name, x)}" for k, x in value.items())
+        return f"{{{', '.join(items)}}}"
+    if type(value) in (list, tuple):
+        items = (f"{_in_gin(name, x)}, " for x in value)
+        return f"[{''.join(items)}]" if type(value) is list else f"({''.join(items)})"
     text = repr(value)
     try:
         ast.literal_eval(text)

@@ -258,7 +258,7 @@ def assign_all(
     if wrong:
         raise UserError(
             thing,
-            expected=f"the {len(variables)} variables of this learner",
+            expected="the variables of this learner",
             got="; ".join(wrong),
             remedy="Restore into a learner with the same modules and optimizers.",
         )
