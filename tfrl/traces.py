@@ -145,7 +145,8 @@ def counted_separately(fn: Callable[..., Any]) -> Callable[..., Any]:
       fn: A method or a closure, for one `tf.function`.
     """
     own = functools.partial(fn)
-    own.__name__ = getattr(fn, "__name__", type(fn).__name__)  # type: ignore[attr-defined]  # graphs keep its name
+    named = getattr(fn, "func", fn)  # graphs keep its name
+    own.__name__ = getattr(named, "__name__", type(named).__name__)  # type: ignore[attr-defined]
     return own
 
 

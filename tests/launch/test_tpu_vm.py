@@ -405,7 +405,7 @@ def test_the_command_prints_the_script(capsys):
             "sac/tf_pendulum.gin",
             "OffPolicyWorkflow.batch_size = 100",
             "batch_size: expected a multiple of 8, the number of replay servers times the "
-            "learner's 8 devices, got 100. Bind OffPolicyWorkflow.batch_size to 104",
+            "learner's 8 replicas, got 100. Bind OffPolicyWorkflow.batch_size to 104",
         ),
         (
             "impala/tf_cartpole.gin",

@@ -77,6 +77,7 @@ IN_GRAPH = """
             "kept": same,
             "after": digests(bits(flow, state)),
             "resumed": digests(bits(again, other)),
+            "taken": again.env_steps(again.ready(state)),  # a state of another workflow
             "row": {n: rows[-1][n] for n in ("env_steps", "learner_steps", "episodes")},
         }
     flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
@@ -174,6 +175,7 @@ def check_in_the_graph(first, second):
     assert first["kept"] and second["kept"], "each has its own experience back"
     assert first["after"] == first["resumed"], "and goes on to the bit"
     assert second["after"] == second["resumed"]
+    assert first["taken"] == second["taken"] > 40
 
 
 def test_two_processes_are_as_two_replicas_of_one(in_graph):

@@ -136,6 +136,13 @@ class MirroredTest(parameterized.TestCase):
         ):
             workflow(None).restore(f"{folder}/checkpoints")
 
+    def test_a_state_of_another_number_of_replicas_is_refused(self):
+        one, two = workflow(None), workflow(mirrored())
+        for of, by, want, got in ((one, two, 2, 1), (two, one, 1, 2)):
+            state = of.setup(0)
+            with pytest.raises(UserError, match=f"process' {want} replicas, got {got}. Set up the"):
+                by.ready(state)
+
     @pytest.mark.slow
     def test_reward_statistics_become_common(self):
         env = make_env(

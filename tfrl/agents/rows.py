@@ -9,7 +9,7 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-_NUMBER, _FLAG = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
+_ONE = tf.TensorSpec([], tf.float32)
 
 
 def check_rows(
@@ -31,34 +31,34 @@ def check_rows(
       numbers: Columns of one number per row.
       flags: Columns of one bool per row.
       leading_axes: 1 for rows `[N, ...]`, 2 for sequences `[S, T, ...]`.
-      **specs: The nest of specs of a row, by column.
+      **specs: The nest of specs of a row, by column. Only integers fit an `action` of integers.
     """
-    columns = {**specs, **dict.fromkeys(numbers, _NUMBER), **dict.fromkeys(flags, _FLAG)}
-    for name, spec in columns.items():
+    for name, spec in {**specs, **dict.fromkeys((*numbers, *flags), _ONE)}.items():
         rows = getattr(batch, name, None)
         if rows is None:
             continue
         want, have = struct.paths(spec), struct.paths(rows)
         for path in sorted(want.keys() | have.keys()):
-            fault = _fault(want.get(path), have.get(path), leading_axes)
+            kind = "bools" if name in flags else "numbers" if name in numbers else ""
+            if name == "action" and path in want and want[path].dtype.is_integer:
+                kind = "integers"
+            fault = _fault(want.get(path), have.get(path), leading_axes, kind)
             if fault is not None:
-                expected, got = fault
                 column = name if path == "." else f"{name}/{path}"
-                raise UserError(f"the batch of {owner}, {column}", expected=expected, got=got)
+                raise UserError(f"the batch of {owner}, {column}", expected=fault[0], got=fault[1])
 
 
-def _fault(spec: Any, x: Any, leading_axes: int) -> tuple[str, str] | None:
+def _fault(spec: Any, x: Any, leading_axes: int, kind: str) -> tuple[str, str] | None:
     """What is expected of a leaf and what it is; None if it fits."""
     want = None if spec is None else tf.TensorShape(spec.shape)
     have = None if x is None else tf.TensorShape(x.shape)[leading_axes:]
-    if want is None or have is None or not want.is_compatible_with(have):
+    if want is None or have is None or not have.is_compatible_with(want):
         return _rows_of(want), _rows_of(have)
+    if tf.TensorShape(x.shape).rank is not None and len(x.shape) < leading_axes:
+        return f"{leading_axes} leading axes", f"an array of shape {list(x.shape)}"
     dtype = tf.as_dtype(x.dtype)
-    if spec.dtype.is_integer and not dtype.is_integer:
-        return "integers", dtype.name
-    if spec is _NUMBER and dtype.is_bool:
-        return "numbers", dtype.name
-    return None
+    fits = {"bools": dtype.is_bool, "numbers": not dtype.is_bool, "integers": dtype.is_integer}
+    return None if fits.get(kind, True) else (kind, dtype.name)
 
 
 def _rows_of(shape: tf.TensorShape | None) -> str:

@@ -410,7 +410,10 @@ def _inherited() -> dict[str, str]:
     """The environment without what would keep processes of this machine from each other."""
     kept = {n: x for n, x in os.environ.items() if n != "TF_CONFIG"}  # of another job
     if any(kept.get(name) for name in checks.PROXIES):
-        kept["no_proxy"] = ",".join(filter(None, [kept.get("no_proxy"), "localhost", "127.0.0.1"]))
+        # The first that is set counts: for gRPC no_grpc_proxy, for other libraries no_proxy.
+        names = [n for n in ("no_grpc_proxy", "no_proxy", "NO_PROXY") if kept.get(n)]
+        for name in names or ["no_proxy"]:
+            kept[name] = ",".join(filter(None, [kept.get(name), "localhost", "127.0.0.1"]))
     return kept
 
 

@@ -84,7 +84,7 @@ def build_from_config(
         example `ppo/tf_cartpole.gin`; later ones override earlier ones.
       bindings: Bindings that override the files: lines like `"make_env.num_envs = 8"`, or
         `{"make_env.num_envs": 8}`, where a string that begins with @ or % is a reference, also
-        in a list or dict.
+        inside a list, tuple or dict.
       enable_multi_devices: Whether to use all devices, as `--strategy=mirrored` does; sizes are
         global.
       enable_jit: False runs everything eagerly, for a debugger; True keeps the files' modes.

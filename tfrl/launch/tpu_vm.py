@@ -245,9 +245,8 @@ def _copied(options: JobOptions, packages: Sequence[str]) -> tuple[list[str], li
 
 def _check_packages(packages: Sequence[str]) -> None:
     """Checks that pip installs tfrl and Reverb, and leaves the image's TensorFlow."""
-    own = [p for p in packages if re.search(r"(^|[/ ])tfrl\b(?!-)|(^|/)tfrl-\d", p)]
-    has_reverb = any("[" in p for p in own) or any(p.startswith("dm-reverb") for p in packages)
-    if not own or not has_reverb:
+    extras = dict(map(_name_and_extras, packages))
+    if "tfrl" not in extras or not ("reverb" in extras["tfrl"] or "dm-reverb" in extras):
         raise UserError(
             "--package",
             expected="tfrl with the extra reverb among the packages",
@@ -255,8 +254,7 @@ def _check_packages(packages: Sequence[str]) -> None:
             remedy="Add --package='tfrl[reverb]', or a wheel of it.",
         )
     for package in packages:
-        file = package.rpartition("/")[2]
-        name = re.split(r"-\d|[^-\w.]", file)[0].lower().replace("_", "-")
+        name, _ = _name_and_extras(package)
         accepted = re.fullmatch(r"tensorflow\s*((~=|==)\s*2\.15\.0)?", package)
         if name in _TENSORFLOWS and not accepted:
             raise UserError(
@@ -265,6 +263,14 @@ def _check_packages(packages: Sequence[str]) -> None:
                 got=package,
                 remedy="Leave it out; tensorflow~=2.15.0 is there.",
             )
+
+
+def _name_and_extras(package: str) -> tuple[str, list[str]]:
+    """Returns the name and the extras of an argument of pip."""
+    text = package.partition("#egg=")[2] or package.partition(" @ ")[0].rpartition("/")[2]
+    name = re.split(r"-\d|\.git|\.whl|[^-\w.]", text)[0].lower().replace("_", "-")
+    extras = re.search(r"\[(.*?)\]", text)
+    return name, re.split(r"\s*,\s*", extras[1].strip()) if extras else []
 
 
 def on_host(options: JobOptions, name: str, accelerator_type: str) -> JobOptions:

@@ -599,7 +599,8 @@ class Learner:
         """Returns a module's gradients, by default clipped per optimizer."""
         processed, clip = dict(gradients_dict), self.clip_function()
         for _, entry in self.optimizers.of_module(module_id):
-            if own := entry.own(gradients_dict):
+            own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
+            if own:
                 clip(own, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by)
                 processed.update(own)
         return processed

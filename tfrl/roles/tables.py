@@ -116,7 +116,7 @@ def check_job(
     size = cast("OffPolicyWorkflow", workflow).batch_size
     shares = num_servers * num_learners * num_replicas
     if size % shares:
-        by = "learner workers" if num_replicas == 1 else f"the learner's {num_replicas} devices"
+        by = f"the learner's {num_learners * num_replicas} replicas"
         raise UserError(
             "batch_size",
             expected=f"a multiple of {shares}, the number of replay servers times {by}",

@@ -31,7 +31,7 @@ from tfrl.rollout import rollout
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, counted_separately, logic_key, traces_of
 from tfrl.types import ActionFn, EnvState, Nest, Trajectory
-from tfrl.workflows import stages
+from tfrl.workflows import learner_rows, stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.checks import (
     algorithm_name,
@@ -49,7 +49,7 @@ from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Workflow
 from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.host_runner import HostRunner
-from tfrl.workflows.learner_rows import checked_rows, in_one_row
+from tfrl.workflows.learner_rows import in_one_row
 from tfrl.workflows.rollout_result import (
     RolloutResult,
     episode_metrics,
@@ -701,11 +701,11 @@ class LearnerWorkflow(Workflow):
         if self.rollout_source.in_python:
             return  # environments of its own
         parts = [len(getattr(x, "values", (x,))) for x in tf.nest.flatten(state.env_state)]
-        if max(parts, default=1) != self.replicas.num_replicas:
+        if max(parts, default=1) != self.replicas.num_local:
             raise UserError(
                 "env_state of the state",
-                expected=f"a part for each of {self.replicas.num_replicas} replicas",
-                got=f"{max(parts, default=1)}",
+                expected=f"a part for each of this process' {self.replicas.num_local} replicas",
+                got=str(max(parts, default=1)),
                 remedy="Set up the state in a workflow with the same strategy.",
             )
         if self.replicas.several:
@@ -727,9 +727,9 @@ class LearnerWorkflow(Workflow):
         return self.copied(state)
 
     def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Raises an error for a non-finite loss under "raise"."""
+        """Returns the rows without zero counts; raises errors for losses that are not finite."""
         raises = self.check_numerics == "raise" and self.learns
-        return checked_rows(rows, self.modules, raises=raises)
+        return learner_rows.checked_rows(rows, self.modules, raises=raises)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""

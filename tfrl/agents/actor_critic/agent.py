@@ -459,12 +459,16 @@ class ActorCritic(NormalizingAgent):
             mask=trajectory.valid,
         )
 
-    def check_rows(self, batch: Nest) -> None:
+    def check_batch(self, batch: Nest) -> None:
         """Raises a UserError for rows that do not match the specs; traced."""
+        # Where networks take a part of the observation, a batch may have only this part.
+        obs = struct.paths(getattr(batch, "obs", None))
+        is_whole = obs.keys() == struct.paths(self.obs_spec).keys()
+        specs = {"obs": self.obs_spec} if is_whole else {}
         check_rows(
             type(self).__name__,
             batch,
-            obs=self.obs_spec,
+            **specs,
             action=self.action_spec,
             numbers=("log_prob", "advantage", "value_target", "value", "reward", "next_value"),
             flags=("mask", "starts", "termination", "truncation"),
@@ -475,7 +479,7 @@ class ActorCritic(NormalizingAgent):
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
         """Normalises the advantages over the minibatch's valid rows on all replicas."""
-        self.check_rows(batch)
+        self.check_batch(batch)
         if not self.normalize_advantage:
             return batch
         advantage = ops.normalize_advantage(

@@ -82,7 +82,7 @@ class Impala(ActorCritic):
 
     def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
         """Adds the advantages' root mean square over the valid rows on all replicas."""
-        self.check_rows(batch)
+        self.check_batch(batch)
         if not self.normalize_advantage:
             return batch
         mean, std = ops.masked_mean_std(batch.advantage, batch.mask, all_reduce=all_reduce_sum)

@@ -208,10 +208,11 @@ class ProcessVectorEnv(AsyncVectorEnv):
                 remedy="Fix the hanging environment, or pass a larger timeout (in seconds).",
             ) from error
         except (EOFError, ConnectionError) as error:
-            time.sleep(0.1)  # for the exit codes
+            multiprocessing.connection.wait([p.sentinel for p in self.processes], timeout=5.0)
+            time.sleep(0.1)  # for the exit codes of others that end at the same time
             codes = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode is not None}
             dead = [f"{i} (exit code {code})" for i, code in codes.items()]
-            killed = any(code < 0 for code in codes.values())
+            killed = not codes or any(code < 0 for code in codes.values())
             hint = "A negative exit code is the number of the signal that killed it."
             if what == _START:
                 hint = (

@@ -51,9 +51,8 @@ class BoundOptimizer:
         if start.keys() != known:
             raise UserError(
                 f"what {type(optimizer).__name__}.init returns",
-                expected=f"{sorted(known)}, the names of `slot_names` among them",
+                expected=f"exactly {sorted(known)}: iterations, and each of `slot_names`",
                 got=sorted(start),
-                remedy="List every slot in `slot_names`.",
             )
         self.iterations = _variable("iterations", start["iterations"])
         self.learning_rate = _variable("learning_rate", tf.constant(learning_rate, tf.float32))
