@@ -93,9 +93,15 @@ FAULTS = [
         "agents/test_sac.py",
     ),
     (
+        "agents/off_policy/actor_critic.py",
+        "return tf.reduce_min(q, axis=0)\n\n    def policy_q",
+        "return tf.reduce_max(q, axis=0)\n\n    def policy_q",
+        "agents/test_sac.py",
+    ),
+    (
         "agents/sac/agent.py",
-        "return tf.reduce_min(q, axis=0)",
-        "return tf.reduce_max(q, axis=0)",
+        "reduce = tf.reduce_min if",
+        "reduce = tf.reduce_max if",
         "agents/test_sac.py",
     ),
     (
@@ -161,7 +167,7 @@ FAULTS = [
     ),
     (
         "learners/train_step.py",
-        "conditions = [tf.math.is_finite(n) for (o, _), n in norms.items() if o == owner]",
+        "conditions = [tf.math.is_finite(n) for n in computed.norms[owner].values()]",
         "conditions = [tf.constant(True)]",
         "learners",
     ),
