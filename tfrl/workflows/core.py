@@ -202,9 +202,9 @@ class Workflow(abc.ABC):
                 got="the counters of before",
                 remedy="Return state.replace(metrics=state.metrics.counted(env_steps=...)).",
             )
-        return Advance(rows=self.checked_rows(rows), state=state, seconds=seconds)
+        return Advance(rows=self._checked_rows(rows), state=state, seconds=seconds)
 
-    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the rows of metrics of a call; an override raises errors for their values."""
         return rows
 

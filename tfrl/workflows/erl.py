@@ -37,7 +37,7 @@ from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.rollout.episode import episode_totals
 from tfrl.types import EvaluatesActions, Nest, ReplayAgent, Trajectory
-from tfrl.workflows import learner_rows, stages
+from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_by_time
 from tfrl.workflows.checks import (
     algorithm_name,
@@ -56,7 +56,7 @@ from tfrl.workflows.checks import (
     updates_ratio,
 )
 from tfrl.workflows.core import Workflow
-from tfrl.workflows.learner_rows import in_one_row, name_in_row
+from tfrl.workflows.learner_rows import checked_rows, in_one_row, name_in_row
 from tfrl.workflows.offspring import LearnerSteps, train_members, with_one_update
 from tfrl.workflows.run_state import State
 from tfrl.workflows.run_values import filled
@@ -678,10 +678,10 @@ class ERLWorkflow(Workflow):
         state = super().load_values(state, values, environments=environments)
         return state.replace(env_state=None)
 
-    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the rows without zero counts; raises errors for losses that are not finite."""
         raises = self.check_numerics == "raise"
-        return learner_rows.checked_rows(rows, self.modules, raises=raises)
+        return checked_rows(rows, self.modules, raises=raises)
 
     # For the runner.
 

@@ -31,7 +31,7 @@ from tfrl.rollout import rollout
 from tfrl.storage.checkpoint_format import check_fits
 from tfrl.traces import Traces, counted_separately, logic_key, traces_of
 from tfrl.types import ActionFn, EnvState, Nest, Trajectory
-from tfrl.workflows import learner_rows, stages
+from tfrl.workflows import stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.checks import (
     algorithm_name,
@@ -49,7 +49,7 @@ from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Workflow
 from tfrl.workflows.hook_results import first_metrics, first_nests, with_tensors
 from tfrl.workflows.host_runner import HostRunner
-from tfrl.workflows.learner_rows import in_one_row
+from tfrl.workflows.learner_rows import checked_rows, in_one_row
 from tfrl.workflows.rollout_result import (
     RolloutResult,
     episode_metrics,
@@ -726,10 +726,10 @@ class LearnerWorkflow(Workflow):
         state = self.ready(state)
         return self.copied(state)
 
-    def checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _checked_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the rows without zero counts; raises errors for losses that are not finite."""
         raises = self.check_numerics == "raise" and self.learns
-        return learner_rows.checked_rows(rows, self.modules, raises=raises)
+        return checked_rows(rows, self.modules, raises=raises)
 
     def begin_call(self, state: State) -> State:
         """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
