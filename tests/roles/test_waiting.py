@@ -211,12 +211,15 @@ def test_each_of_several_replay_servers_is_described():
 
     clients = [SimpleNamespace(server_info=call) for call in (lambda timeout: info, lost)]
     servers = [SimpleNamespace(client=c, address=a) for c, a in zip(clients, "ab", strict=True)]
-    made = SimpleNamespace(_experience=(servers, "replay"))
+    made = SimpleNamespace(_experience=(servers, "replay"), _variables=servers[1])
     made._of_table = functools.partial(RemoteCollectors._of_table, made)
-    assert RemoteCollectors._of_tables(made) == (
+    described = (
         "Table 'replay' at a: 3 items, 3 inserted, 4 sampled, 8 samples per insert. "
         "The server at b does not respond."
     )
+    assert RemoteCollectors._of_tables(made) == described
+    made._variables = SimpleNamespace(client=clients[1], address="c")
+    assert RemoteCollectors._of_tables(made) == f"{described} The server at c does not respond."
 
 
 def test_an_evaluator_is_heard(monkeypatch):

@@ -287,7 +287,7 @@ class RemoteCollectors(Collectors):
 
     def _who(self) -> str:
         """Describes the processes that the learner waits for, for the user; called in a thread."""
-        with contextlib.suppress(Exception):  # `_of_table` says that the server does not respond
+        with contextlib.suppress(Exception):  # `_of_tables` says that the server does not respond
             self._look_at_heartbeats()
         now, last = time.monotonic(), dict(self._heard)
         missing = self._missing()  # read last: who reports in between is in neither
@@ -315,16 +315,22 @@ class RemoteCollectors(Collectors):
                 self._reading_heartbeats.release()
 
     def _of_tables(self) -> str:
-        """Describes the state of the table of experience at each server, for the user."""
+        """Describes the table of experience at each server, and a lost server of parameters."""
         connections, name = self._experience
         several = len(connections) > 1
-        return " ".join(self._of_table(each, name, several) for each in connections)
+        described = [self._of_table(each, name, several) for each in connections]
+        if self._variables.address not in {each.address for each in connections}:
+            try:
+                self._variables.client.server_info(timeout=_ANSWER_SECONDS)
+            except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
+                described.append(_does_not_respond(self._variables))
+        return " ".join(described)
 
     def _of_table(self, connection: Connection, name: str, several: bool) -> str:
         try:
             info = connection.client.server_info(timeout=_ANSWER_SECONDS)[name]
         except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
-            return f"The server at {connection.address} does not respond."
+            return _does_not_respond(connection)
         limiter, at = info.rate_limiter_info, f" at {connection.address}" if several else ""
         return (
             f"Table {name!r}{at}: {info.current_size:,} items, {limiter.insert_stats.completed:,} "
@@ -754,3 +760,7 @@ class RolloutCollectors(RemoteCollectors):
     @property
     def _experience(self) -> tuple[list[Connection], str]:
         return [self._variables], ROLLOUTS
+
+
+def _does_not_respond(connection: Connection) -> str:
+    return f"The server at {connection.address} does not respond."
