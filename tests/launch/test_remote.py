@@ -144,6 +144,9 @@ class TestReading:
             loaded.load(pathlib.Path(run))
         with pytest.raises(UserError, match="got none. Write gs://bucket/run "):
             remote.is_remote("gs:bucket/run")
+        for nowhere in ("gs://", "gs:///", "ram://"):  # as of an empty variable
+            with pytest.raises(UserError, match="expected a name after the scheme"):
+                remote.is_remote(nowhere)
         assert not remote.is_remote("notes:today")  # a local file
 
     @pytest.mark.needs("uvicorn")

@@ -55,7 +55,8 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path has a scheme, like `gs://bucket/run`.
 
     Raises:
-      UserError: Fewer than two slashes follow the scheme, as after a conversion by pathlib.
+      UserError: Fewer than two slashes follow the scheme, as after a conversion by pathlib; or
+        nothing follows them.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -67,6 +68,13 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
             got="one slash" if text.startswith("/", scheme.end()) else "none",
             remedy=f"Write {scheme[0]}//{rest} (as a str, since pathlib removes a slash), or "
             f"./{text} for a local folder of that name.",
+        )
+    if scheme and not text[scheme.end() :].strip("/"):
+        raise UserError(
+            f"path {text}",
+            expected="a name after the scheme, such as gs://bucket/run",
+            got="none",
+            remedy="A variable in the command may be empty.",
         )
     return scheme is not None
 
