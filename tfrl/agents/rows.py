@@ -9,6 +9,7 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
+# The spec of a column with one value per row.
 _ONE = tf.TensorSpec([], tf.float32)
 
 
@@ -33,16 +34,16 @@ def check_rows(
       leading_axes: 1 for rows `[N, ...]`, 2 for sequences `[S, T, ...]`.
       **specs: The nest of specs of a row, by column. Only integers fit an `action` of integers.
     """
-    for name, spec in {**specs, **dict.fromkeys((*numbers, *flags), _ONE)}.items():
+    kinds = {**dict.fromkeys(numbers, "numbers"), **dict.fromkeys(flags, "bools")}
+    columns = {**specs, **dict.fromkeys(kinds, _ONE)}
+    kinds["action"] = "integers"
+    for name, spec in columns.items():
         rows = getattr(batch, name, None)
         if rows is None:
             continue
         want, have = struct.paths(spec), struct.paths(rows)
         for path in sorted(want.keys() | have.keys()):
-            kind = "bools" if name in flags else "numbers" if name in numbers else ""
-            if name == "action" and path in want and want[path].dtype.is_integer:
-                kind = "integers"
-            fault = _fault(want.get(path), have.get(path), leading_axes, kind)
+            fault = _fault(want.get(path), have.get(path), leading_axes, kinds.get(name, ""))
             if fault is not None:
                 column = name if path == "." else f"{name}/{path}"
                 raise UserError(f"the batch of {owner}, {column}", expected=fault[0], got=fault[1])
@@ -57,7 +58,11 @@ def _fault(spec: Any, x: Any, leading_axes: int, kind: str) -> tuple[str, str] |
     if tf.TensorShape(x.shape).rank is not None and len(x.shape) < leading_axes:
         return f"{leading_axes} leading axes", f"an array of shape {list(x.shape)}"
     dtype = tf.as_dtype(x.dtype)
-    fits = {"bools": dtype.is_bool, "numbers": not dtype.is_bool, "integers": dtype.is_integer}
+    fits = {
+        "bools": dtype.is_bool,
+        "numbers": not dtype.is_bool,
+        "integers": dtype.is_integer or not spec.dtype.is_integer,
+    }
     return None if fits.get(kind, True) else (kind, dtype.name)
 
 

@@ -90,18 +90,17 @@ class CallbackList(Callback):
 
     def on_step(self, event: Event) -> _Stop | None:
         """Calls each."""
-        return self.call("on_step", event)
+        return self._call("on_step", event)
 
     def on_evaluate(self, event: Event) -> _Stop | None:
         """Calls each."""
-        return self.call("on_evaluate", event)
+        return self._call("on_evaluate", event)
 
     def on_checkpoint(self, event: Event) -> _Stop | None:
         """Calls each."""
-        return self.call("on_checkpoint", event)
+        return self._call("on_checkpoint", event)
 
-    def call(self, name: str, event: Event) -> _Stop | None:
-        """Calls the method `name` of each that has it; returns STOP if one did."""
+    def _call(self, name: str, event: Event) -> _Stop | None:
         answer = None
         for callback in self._callbacks:
             method: Callable[[Event], _Stop | None] | None = getattr(callback, name, None)

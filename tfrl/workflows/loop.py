@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
@@ -280,7 +280,7 @@ class TrainingLoop:
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
         self._show(rows[-1], compiled=self._note_phases(done.state))
         self._warn(rows)
-        self._tell("on_step", new_steps, done.state, rows[-1])
+        self._tell(self.callbacks.on_step, new_steps, done.state, rows[-1])
         return done.state, new_steps, rows
 
     def _warn(self, rows: list[dict[str, Any]]) -> None:
@@ -329,7 +329,7 @@ class TrainingLoop:
         is_first = not self._evaluated
         self._evaluated, evaluated = metrics, float(metrics[_EVAL_RETURN])
         self._show(rows[-1], compiled=is_first)
-        self._tell("on_evaluate", env_steps, state, metrics)
+        self._tell(self.callbacks.on_evaluate, env_steps, state, metrics)
         target = self.options.target_return
         if target is not None and evaluated >= target:
             self._stop = self._stop or "target_return"
@@ -382,11 +382,11 @@ class TrainingLoop:
         path = manager.save(env_steps, values, manifest, metric=evaluated)
         self.workflow.adopt(state, path.parent)
         self._saved_at = time.monotonic()
-        self._tell("on_checkpoint", env_steps, state, {}, path)
+        self._tell(self.callbacks.on_checkpoint, env_steps, state, {}, path)
 
     def _tell(
         self,
-        name: str,
+        callback: Callable[[Event], Any],
         env_steps: int,
         state: State,
         metrics: Mapping[str, Any],
@@ -396,7 +396,7 @@ class TrainingLoop:
         event = Event(
             env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow, path=path
         )
-        if self.callbacks.call(name, event) is STOP:
+        if callback(event) is STOP:
             self._stop = self._stop or "callback"
 
 
